@@ -37,8 +37,8 @@ test-cache: setup-dev ## the tests with LMCache between engines; not beside othe
 test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
-test-faults: setup-dev ## what dies, hangs, attacks and leaves, at length: forty minutes
-	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 -m '' $(ARGS)
+test-faults: setup-dev ## what dies, hangs, attacks and leaves, at length: an hour
+	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 --attack-seconds 1200 -m '' $(ARGS)
 
 test-faults-short: setup-dev ## the same for ten minutes: before a change is landed
 	$(PYTEST) tests/faults $(ARGS)

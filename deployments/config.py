@@ -3,6 +3,7 @@
 Checked when the application is built; a wrong value is refused with its path and what is allowed.
 """
 
+import ipaddress
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -349,6 +350,15 @@ Origin = Annotated[str, Field(max_length=256), AfterValidator(_is_origin)]
 """Origin of web pages as browsers send it, or ``*`` for all."""
 
 
+def _is_network(given: str) -> str:
+    ipaddress.ip_network(given)
+    return given
+
+
+Network = Annotated[str, Field(max_length=64), AfterValidator(_is_network)]
+"""An IP address, or a network as ``10.0.0.0/8``."""
+
+
 class HttpSettings(Settings):
     """The endpoint."""
 
@@ -365,6 +375,12 @@ class HttpSettings(Settings):
         max_length=64,
         description="Origins whose web pages may use the endpoint (CORS), such as https://app.example:8443; * for all. "
         "Without API keys other pages are refused, and so are names in Host that are of none of these origins.",
+    )
+    trusted_proxies: tuple[Network, ...] = Field(
+        (),
+        max_length=64,
+        description="Addresses or networks of the proxies in front whose X-Forwarded-For names a client's address. "
+        "That of all others is not read: without API keys, what comes through them counts as one client.",
     )
     unknown_fields: UnknownFields = Field(
         "ignore", description="Whether unknown fields of a request are ignored, with a note in the reply, or refused."

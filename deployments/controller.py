@@ -10,8 +10,11 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.admission.auth import ApiKeys
+from deployments.admission.flow import Flow
 from deployments.admission.stopping import OpenRequests, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.last_words import last_words_of
+from deployments.calls.pool import Pool, replicas_of
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
 from deployments.engines.encoding import ChatEncoder
@@ -20,7 +23,7 @@ from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.inside import Answer, InProcessEndpoint
-from deployments.http.jobs import Encoder, Jobs
+from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
@@ -32,7 +35,9 @@ from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
+from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
+from deployments.service.suspects import Suspects
 from deployments.startup.access import (
     AccessError,
     changed_settings,
@@ -98,10 +103,17 @@ class SearchControllerReplica:
             asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
         )
         retries = Retries.of(controller, self._telemetry.retried)
-        written_by = WatchedGenerator(HandleGenerator(generator, retries), self._telemetry.searches)
+        suspects = Suspects(self._telemetry.found_harmful)
+        pools = {
+            name: Pool(name, suspects, partial(replicas_of, handle), pool.replicas.min_replicas, last_words_of)
+            for (name, handle), pool in zip(self._handles.items(), (config.generator, config.prm), strict=True)
+        }
+        generating = HandleGenerator(generator, retries, pools["generator"])
+        scoring = HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"])
+        written_by = WatchedGenerator(generating, self._telemetry.searches)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=WatchedScorer(HandleScorer(prm, retries, controller.prm_patience_s), self._telemetry.searches),
+            scorer=WatchedScorer(scoring, self._telemetry.searches),
             context_tokens=config.search_context,
             matcher=self._matcher,
             solver=self._solver,
@@ -118,10 +130,12 @@ class SearchControllerReplica:
         queue = controller.queue
         freed = self._garbage.place_freed
         places = Places(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
-        self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
+        observed = self._telemetry.searches.observed
+        self._service = SearchService(environment, places, controller.limits.seconds, observed, suspects)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
+        self._schemas = SchemaCosts(lambda: encoder.spelling)
         self._telemetry.start(places, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
@@ -138,8 +152,10 @@ class SearchControllerReplica:
             refused=self._telemetry.refused,
             kept=StoreAccess(store, self._live) if store else None,
             open_requests=self._open_requests,
+            schemas=self._schemas,
             answers=self._answers,
             allowed_origins=config.http.allowed_origins,
+            trusted_proxies=config.http.trusted_proxies,
             host=self._host,
         )
         self._inside = InProcessEndpoint(self._app(None), self._keys)
@@ -173,6 +189,7 @@ class SearchControllerReplica:
     def _app(self, keys: ApiKeys | None) -> FastAPI:
         app = create_app(self._endpoint, keys)
         app.add_middleware(StoppingMiddleware, open_requests=self._open_requests)
+        app.add_middleware(Flow)
         return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -240,7 +257,7 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_telemetry", "_answers"):
+        for name in ("_matcher", "_solver", "_schemas", "_telemetry", "_answers"):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 
@@ -254,7 +271,7 @@ SearchController = serve.deployment(
 """Bind it with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
-def _chat_encoder(generator: GeneratorSettings) -> Encoder:
+def _chat_encoder(generator: GeneratorSettings) -> ChatEncoder:
     """As `load_encoder`. The check when the application is built may not have seen the model.
 
     Raises:

@@ -72,14 +72,13 @@ class GeneratorReplica(EngineReplica):
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams groups of finished children. Cancelling the call aborts its branches at the engine."""
         # Closing the generator aborts the branches: `aclosing` does so at once, not at garbage collection.
-        with self._exit_if_engine_dies():
-            async with aclosing(self._engine.expand(request)) as groups:
-                async for group in groups:
-                    yield group
+        async with self._exit_if_engine_dies(), aclosing(self._engine.expand(request)) as groups:
+            async for group in groups:
+                yield group
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Cancelling the call aborts its requests at the engine."""
-        with self._exit_if_engine_dies():
+        async with self._exit_if_engine_dies():
             return await self._engine.token_beam(request)
 
     def _figures(self) -> dict[str, int]:

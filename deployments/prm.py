@@ -40,7 +40,7 @@ class PrmReplica(EngineReplica):
 
     async def score(self, request: ScoreRequest) -> RewardRows:
         """Scores steps. Cancelling the call aborts its requests at the engine."""
-        with self._exit_if_engine_dies():
+        async with self._exit_if_engine_dies():
             return await self._engine.score(request)
 
 

@@ -4,10 +4,11 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
+from deployments.calls.last_words import leave_last_words
 from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.scaling.pressure import PRESSURE
@@ -44,6 +45,9 @@ class Engine(Protocol):
     def silent_s(self) -> float: ...
 
     @property
+    def at_engine(self) -> frozenset[str]: ...
+
+    @property
     def histograms(self) -> Mapping[str, Histogram]: ...
 
     @property
@@ -67,11 +71,14 @@ class EngineReplica:
 
     A replica whose engine is dead ends its own process. Serve would need three health checks to notice the failure.
     Until then it would send the replica calls, and more of them the faster they fail. A replica whose process has
-    exited gets no calls, and its open calls are retried elsewhere at once.
+    exited gets no calls, and its open calls are retried elsewhere at once. Its last words say which of them may have
+    ended the engine (`deployments.calls.last_words`).
     """
 
     _engine: Engine
     _telemetry: EngineTelemetry
+    _exits = False
+    """Whether its engine is dead."""
 
     async def _start(self, max_num_seqs: int | None) -> None:
         """Starts the engine, its telemetry and its watch.
@@ -86,7 +93,7 @@ class EngineReplica:
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:
-        with self._exit_if_engine_dies():
+        async with self._exit_if_engine_dies():
             return await self._engine.canary(deadline_s)
 
     async def silent_s(self) -> float:
@@ -122,31 +129,47 @@ class EngineReplica:
         if hasattr(self, "_engine"):
             self._engine.shutdown()
 
-    @contextmanager
-    def _exit_if_engine_dies(self) -> Iterator[None]:
-        """Context of one engine call. If the call fails because the engine is dead, the replica exits at once, before
-        it gets another call."""
+    @asynccontextmanager
+    async def _exit_if_engine_dies(self) -> AsyncIterator[None]:
+        """Context of one engine call. If the call fails because the engine is dead, it gets no reply: its replica
+        exits."""
         try:
             yield
         except SearchError:
-            self._exit_if_dead()
+            if self._exits_if_dead():
+                await asyncio.Event().wait()
             raise
 
     async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            self._exit_if_dead()
+            if self._exits_if_dead():
+                return
 
-    def _exit_if_dead(self) -> None:
+    def _exits_if_dead(self) -> bool:
+        """Begins to exit if the engine is dead. Returns whether the replica exits.
+
+        Meanwhile it takes calls and never answers them. If it did not take them, they would go to other replicas,
+        those of the search that ended the engine too.
+        """
+        if self._exits:
+            return True
         try:
             self._engine.check_alive()
         except SearchError as error:
+            self._exits = True
             logger.error("%s; this replica exits", error)
-            # Exits by force after the timeout: nothing below may keep the process alive.
+            # Exits by force after the timeout: nothing else may keep the process alive.
             threading.Timer(EXIT_TIMEOUT_S, os._exit, (FAILED,)).start()
-            try:
-                self._engine.shutdown()
-            except BaseException:
-                logger.exception("the engine's shutdown failed")
-            finally:
-                os._exit(FAILED)
+            threading.Thread(target=self._exit, args=(self._engine.at_engine,), daemon=True).start()
+            return True
+        return False
+
+    def _exit(self, at_engine: Collection[str]) -> None:
+        try:
+            leave_last_words(at_engine)
+            self._engine.shutdown()
+        except BaseException:
+            logger.exception("the engine's shutdown failed")
+        finally:
+            os._exit(FAILED)

@@ -8,7 +8,8 @@ SearchError             a search cannot go on
 │       └── SchemaRefused       the generator cannot write to the JSON schema
 ├── ScorerError         no usable rewards
 │   └── ScorerRefused       the request itself is at fault
-│       └── ScoredPathTooLarge  no scorer's KV memory could hold a path
+│       └── ScoredPathTooLarge  no scorer's context or KV memory could hold a path
+├── HarmfulRequest      the request ended two engines
 ├── HookError           the step hook failed (kind)
 ├── PromptTooLong       the prompt fills the generator's context
 └── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
@@ -61,7 +62,12 @@ class ScorerRefused(ScorerError):
 
 
 class ScoredPathTooLarge(ScorerRefused):
-    """A path that is to be scored would not fit into a reward model's whole KV memory."""
+    """A path that is to be scored would not fit into a reward model's context or its whole KV memory."""
+
+
+class HarmfulRequest(SearchError):
+    """Work on the request ended two engines, the second one while it worked on nothing else. No retry would help, and
+    each would end another engine."""
 
 
 class HookFailure(StrEnum):

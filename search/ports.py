@@ -129,6 +129,8 @@ class ExpandRequest(NamedTuple):
     """Above 1: earlier calls for these branches were interrupted."""
     ahead: Ahead | None = None
     """For writing children ahead; None: there are none to expect."""
+    alone: bool = False
+    """Whether the engine must work on nothing else meanwhile."""
 
 
 class Child(NamedTuple):
@@ -188,6 +190,8 @@ class ScoreRequest(NamedTuple):
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
     """As in `ExpandRequest`."""
+    alone: bool = False
+    """As in `ExpandRequest`."""
 
 
 class TokenBeamRequest(NamedTuple):
@@ -202,6 +206,8 @@ class TokenBeamRequest(NamedTuple):
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
+    """As in `ExpandRequest`."""
+    alone: bool = False
     """As in `ExpandRequest`."""
 
 
@@ -220,6 +226,8 @@ class TokenBeamReply(NamedTuple):
     """For each prompt its best continuations, the best first."""
     generated_tokens: int
     """Tokens that the engine generated for all prompts: one per beam and iteration."""
+    recomputed_tokens: int = 0
+    """Tokens that the engine computed again for them, where the call skips the prefix cache."""
 
 
 class Generator(Protocol):

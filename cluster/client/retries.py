@@ -17,6 +17,8 @@ from cluster.client.errors import Disconnected, Refused
 
 OUT_OF_TIME = "deadline_exceeded"
 """Error code of a search that ran out of its own time: a retry would, too."""
+ENDS_ENGINES = "engine_ended_twice"
+"""Error code of a request that ended two engines. The endpoint refuses it from then on."""
 
 
 @dataclass(frozen=True)
@@ -56,5 +58,5 @@ def worth_another_try(error: BaseException) -> bool:
         if error.status == 429:
             return error.retry_after_s is not None
         failed = error.kind == "server_error" if error.status is None else error.status >= 500
-        return failed and error.code != OUT_OF_TIME
+        return failed and error.code not in (OUT_OF_TIME, ENDS_ENGINES)
     return isinstance(error, Disconnected)

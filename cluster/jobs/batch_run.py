@@ -2,26 +2,31 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from cluster.client.client import Client
 from cluster.jobs.inputs import BatchRequest, JobInput
 from cluster.jobs.outputs import Damaged, Identity, OutputFull, Outputs, paths
 from cluster.jobs.run import Job, JobStopped, KeyRefused, Settings, batch_line
 from cluster.jobs.usage import usage_of
-from cluster.jobs.validation import checked
+from cluster.jobs.validation import checking
 from cluster.jobs.window import Window
 from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError, StoreSettings
 from deployments.store import Damaged as StateDamaged
+from search.tools.fair_threads import FairThreads
 from search.tools.tasks import ended
 
+T = TypeVar("T")
 LOOK_EVERY_S = 0.5
 """Interval of looking for a cancellation and of writing progress, seconds."""
 KEY_GONE_S = 900.0
 """Seconds of refusals after which a key counts as removed. Until then, controllers may not know a new key yet."""
 ENDING_S = 900.0
 """Seconds after which a batch that has to end, and cannot be ended in order, is ended with the results it has."""
+_THREADS = FairThreads(2, 1 << 16, "batches")
+"""Threads that read and check whole files. More would only slow down the runner's event loop."""
 KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is not accepted any more")
 LEFT = {
     BatchStatus.CANCELLED: LineError(
@@ -54,10 +59,11 @@ class LinesFailed(Exception):
 class BatchRun:
     """The job of one batch. Only for the process that holds its lease."""
 
-    def __init__(self, batch: Batch, files: Files, client: Client, window: Window) -> None:
-        """``files``: files of the batch's owner. ``client``: sends requests as that owner; not entered yet. ``window``:
-        limit of requests in flight."""
+    def __init__(self, batch: Batch, owner: str, files: Files, client: Client, window: Window) -> None:
+        """``files``: files of the batch's ``owner``. ``client``: sends requests as that owner; not entered yet.
+        ``window``: limit of requests in flight."""
         self._batch = batch
+        self._owner = owner
         self._record = batch.record
         self._files = files
         self._client = client
@@ -85,7 +91,8 @@ class BatchRun:
     async def _run(self, limits: StoreSettings, last: bool) -> None:
         batch = self._batch
         try:
-            given = await asyncio.to_thread(checked, batch.input_path, self._record.endpoint, limits.batch_lines_max)
+            steps = checking(batch.input_path, self._record.endpoint, limits.batch_lines_max)
+            given = await _THREADS.run_steps(self._owner, steps)
         except FileNotFoundError:
             raise Damaged(batch.input_path, "is gone") from None
         except IsADirectoryError:
@@ -106,16 +113,20 @@ class BatchRun:
         decided = _decided(state) or must_end(batch)
         # Once the ending is decided, existing errors stay.
         again = decided is None and state.again
-        opened = await asyncio.to_thread(
+        opened = await self._in_turn(
             Outputs, batch.output_path, identity, given.last, again, limits.batch_output_bytes_max
         )
         with opened as outputs:
             progress = _Progress(batch, given, outputs, self._window)
             ending = decided or await self._worked(given, outputs, progress)
             done = ending.status is BatchStatus.COMPLETED and decided is None
-            if done and not last and await asyncio.to_thread(outputs.may_go_better):
+            if done and not last and await self._in_turn(outputs.may_go_better):
                 raise LinesFailed(f"{outputs.failed} of {given.lines} lines have failed")
             await self._finished(ending, given, outputs, progress)
+
+    async def _in_turn(self, work: Callable[..., T], *args: Any) -> T:
+        """Runs work on whole files in a thread. Owners take turns."""
+        return await _THREADS.run(self._owner, partial(work, *args))
 
     async def _finished(self, ending: Ending, given: JobInput, outputs: Outputs, progress: "_Progress") -> None:
         """Adds the results to the owner's files. Idempotent: after a crash it can be repeated."""
@@ -124,8 +135,8 @@ class BatchRun:
             progress.tell(BatchStatus.FINALIZING, ending=ending.status)
         else:
             progress.tell(BatchStatus.IN_PROGRESS, ending=ending.status, errors=errors)
-            await asyncio.to_thread(_account_for_the_rest, given, outputs, ending)
-        usage = await asyncio.to_thread(usage_of, outputs)
+            await self._in_turn(_account_for_the_rest, given, outputs, ending)
+        usage = await self._in_turn(usage_of, outputs)
         progress.tell(ending.status, **await self._given_out(), usage=usage, errors=errors)
 
     async def _given_out(self) -> dict[str, str | None]:
@@ -136,7 +147,7 @@ class BatchRun:
             file_id = self._batch.result_id(kind) if path.is_file() and path.stat().st_size else None
             if file_id is not None:
                 name = f"{self._record.id}_{kind}.jsonl"
-                await asyncio.to_thread(self._files.adopt, path, file_id, name, self._record.output_keep_s)
+                await self._in_turn(self._files.adopt, path, file_id, name, self._record.output_keep_s)
             ids[f"{kind}_file_id"] = file_id
         return ids
 

@@ -155,7 +155,7 @@ class BatchJobs:
 
     def _run_of(self, pending: Pending, window: Window) -> BatchRun:
         files = self._store.owned(pending.owner).files
-        return BatchRun(pending.batch, files, self._connect(pending.owner), window)
+        return BatchRun(pending.batch, pending.owner, files, self._connect(pending.owner), window)
 
     async def _was_ended(self, pending: Pending, damage: Damaged) -> bool:
         """Ends a batch whose state is damaged, with the results that it has. False if its record is: then nothing is

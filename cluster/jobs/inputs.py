@@ -17,6 +17,7 @@ from cluster.evaluation.problem_files import (
     read_records,
 )
 from cluster.jobs.formats import InputKind
+from search.tools.fair_threads import Steps, result_of
 
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
 """Endpoints that a batch request may call."""
@@ -71,6 +72,11 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
     Raises:
         ProblemFileError: it cannot be read, or has no line.
     """
+    return result_of(looking_at(path, kind))
+
+
+def looking_at(path: Path, kind: InputKind | None = None) -> Steps[JobInput]:
+    """`look_at` in steps of a line."""
     if path.suffix == PARQUET and kind is InputKind.OPENAI:
         raise ProblemFileError(f"{path}: a batch file is JSON lines, not Parquet")
     digest = hashlib.sha256()
@@ -88,6 +94,7 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
                     lines, last, empty = lines + 1, number, False
                 if begins := piece.endswith(b"\n"):
                     empty = True
+                yield
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
     if path.suffix == PARQUET:

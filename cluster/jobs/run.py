@@ -9,6 +9,7 @@ from typing import Any
 from cluster.client.client import Client
 from cluster.client.errors import ClientError, Refused, Unreachable, Unsendable
 from cluster.client.replies import Question
+from cluster.client.retries import ENDS_ENGINES
 from cluster.evaluation.loop import graded, problem_seed
 from cluster.evaluation.problem_files import BadLine, EvalProblem
 from cluster.evaluation.search_field import catalog_for
@@ -129,8 +130,10 @@ class Job:
             # A request body or a search that was too slow says something about the load, not about the line.
             late = (error.code, error.param) == OUT_OF_TIME
             own = error.status is not None and 400 <= error.status < 500 and error.status != SLOW and not late
-            kind = INPUT if own else FAILED
-            self._failed(item, kind, str(error), error, time.monotonic() - started, of_service=not late)
+            harmful = error.code == ENDS_ENGINES
+            kind = INPUT if own or harmful else FAILED
+            of_service = not (late or harmful)
+            self._failed(item, kind, str(error), error, time.monotonic() - started, of_service)
             return True
         except Unreachable as error:
             raise JobStopped(str(error)) from error

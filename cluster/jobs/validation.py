@@ -5,15 +5,16 @@ from pathlib import Path
 
 from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError, other_format
 from cluster.jobs.formats import InputKind
-from cluster.jobs.inputs import Item, JobInput, look_at
+from cluster.jobs.inputs import Item, JobInput, looking_at
 from deployments.store import LineError
+from search.tools.fair_threads import Steps
 
 MAX_FAULTS = 100
 """Most errors that are reported of one file."""
 
 
-def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
-    """Returns the input of a batch for ``endpoint`` with at most ``most`` lines, or the errors in it.
+def checking(path: Path, endpoint: str, most: int) -> Steps[JobInput | list[LineError]]:
+    """Returns the input of a batch for ``endpoint`` with at most ``most`` lines, or the errors in it. A step is a line.
 
     Raises:
         OSError: it cannot be read.
@@ -24,7 +25,7 @@ def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
         message = f"the file is {name.partition(';')[0]}, and JSON lines in UTF-8 are wanted"
         return [LineError(code="invalid_file", message=message)]
     try:
-        given = look_at(path, InputKind.OPENAI)
+        given = yield from looking_at(path, InputKind.OPENAI)
     except ProblemFileError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
@@ -38,6 +39,7 @@ def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
             faults.append(fault)
             if len(faults) == MAX_FAULTS:
                 break
+        yield
     return faults or given
 
 

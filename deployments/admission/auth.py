@@ -20,8 +20,9 @@ PAGE_PATH = "/"
 """Path of the web page: it loads without a key, and asks for one."""
 PAGE_FILES = "/page/"
 """Where the files of the page are."""
-JOBS_CLIENT = ("jobs", 0)
-"""Client address of all requests by a Serve handle, so that they count as one client. They are trusted."""
+
+FORWARDED = (b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip")
+"""Headers that proxies add."""
 
 
 def key_of(scope: Scope) -> KeyRecord | None:
@@ -38,15 +39,16 @@ def check_operator(scope: Scope) -> None:
     """
     key = key_of(scope)
     host, *_ = scope.get("client") or ("",)
-    is_local = is_loopback(host) or is_job(scope)
+    # What a proxy on this machine passes on comes from elsewhere.
+    is_forwarded = any(name in FORWARDED for name, _ in scope["headers"])
+    is_local = (is_loopback(host) and not is_forwarded) or is_job(scope)
     if not (is_local if key is None else key.operator):
         raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
 
 
 def is_job(scope: Scope) -> bool:
-    """Whether a request came by a Serve handle, from a batch or another job on the cluster."""
-    host, *_ = scope.get("client") or ("",)
-    return bool(host == JOBS_CLIENT[0])
+    """Whether a request came by a Serve handle, from a batch or another job on the cluster (`AsJob`)."""
+    return bool(scope.get("state", {}).get("job"))
 
 
 def is_loopback(host: str) -> bool:
@@ -113,15 +115,20 @@ class ApiKeys:
         raise Unauthorized("the API key of this batch is not accepted any more")
 
 
-class AsKey:
-    """ASGI application: runs ``app`` with every request authenticated by one key."""
+class AsJob:
+    """ASGI application: runs ``app`` with every request trusted as a job's, and authenticated by a key if there is one.
 
-    def __init__(self, app: ASGIApp, record: KeyRecord) -> None:
+    The mark is in the state of the scope, which nothing that a client sends can reach.
+    """
+
+    def __init__(self, app: ASGIApp, record: KeyRecord | None) -> None:
         self._app = app
         self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _set_key(scope, self._record)
+        scope.setdefault("state", {})["job"] = True
+        if self._record is not None:
+            _set_key(scope, self._record)
         await self._app(scope, receive, send)
 
 

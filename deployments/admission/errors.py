@@ -11,6 +11,7 @@ ApiError                     status  type                   code
 ├─ BodyTooLarge              413     invalid_request_error  body_too_large
 ├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
 ├─ Busy                      429     rate_limit_error       rate_limit_exceeded, or as given
+├─ EndsEngines               500     server_error           engine_ended_twice
 ├─ Unavailable               503     server_error           (given)
 └─ DeadlineExceeded          504     server_error           deadline_exceeded
 """
@@ -27,9 +28,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.service.places import NoPlace, Refused
+from deployments.service.schemas import SchemasBusy
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
+    HarmfulRequest,
     HookError,
     LimitKind,
     LimitReached,
@@ -38,6 +41,7 @@ from search.errors import (
     SchemaRefused,
     ScoredPathTooLarge,
     ScorerError,
+    ScorerRefused,
     SearchError,
 )
 
@@ -186,6 +190,16 @@ class Busy(ApiError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
+class EndsEngines(ApiError):
+    """The request ended two engines. Clients of OpenAI's do not send it again."""
+
+    default_code = "engine_ended_twice"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
 class Unavailable(ApiError):
     status, type, default_code = 503, "server_error", "service_unavailable"
 
@@ -224,16 +238,23 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), "steps", "context_length_exceeded")
     if isinstance(error, SchemaRefused):
         logger.warning("a JSON schema was refused: %s", error)
-        return BadRequest("no text can be held to this schema", "response_format.json_schema.schema")
+        return BadRequest("no text can be held to this schema", SCHEMA_PATH)
+    if isinstance(error, SchemasBusy):
+        return Unavailable(str(error), code="schema_check_unavailable")
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")
+    if isinstance(error, HarmfulRequest):
+        return EndsEngines("this request ended an engine twice; it is not tried again")
     if isinstance(error, GeneratorError):
         logger.warning("the generator could not write: %s", error)
         return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
     if isinstance(error, HookError):
         logger.warning("%s", error)
         return Unavailable("the step hook failed; try again", code="step_hook_failed")
+    if isinstance(error, ScorerRefused):
+        logger.warning("a path was refused: %s", error)
+        return BadRequest("the process reward model cannot read this path", "steps")
     if isinstance(error, ScorerError):
         logger.warning("no rewards: %s", error)
         return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")
@@ -241,6 +262,7 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError("internal error; the server's log has the details")
 
 
+SCHEMA_PATH = "response_format.json_schema.schema"
 ROUTE_ENDS = ("/completions", "/responses", "/search", "/score", "/models", "/files", "/batches", "/searches")
 """Ends of our routes. A path that is no route and ends so was made from a wrong base URL."""
 
@@ -281,6 +303,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, malformed)
-    for expected in (TimeoutError, NoPlace, SearchError, StoreError):
+    for expected in (TimeoutError, NoPlace, SchemasBusy, SearchError, StoreError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

@@ -1,22 +1,21 @@
 """Admission to a place: a request that cannot get one is refused before its body is read, parsed or tokenized."""
 
 import uuid
-from collections.abc import Collection
 from contextlib import AsyncExitStack
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.auth import key_of
 from deployments.admission.body import read_by
+from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, api_error
 from deployments.admission.limits import Bodies
 from deployments.admission.proxy import REST, ROOM
 from deployments.admission.quotas import TokenQuotas
-from deployments.admission.route_path import route_path
 from deployments.admission.service_tier import asks_flex, may_ask_flex
 from deployments.config import KeyRecord
 from deployments.loop.delay import LoopDelay
@@ -32,47 +31,43 @@ free at any time; tokens come back only with the next minute."""
 
 
 class Admission:
-    """ASGI middleware behind the check of the API key: admits requests for work, and passes all others unchanged.
+    """Admits requests to routes that need a place.
 
-    A request for work goes on with its whole body read, and holds a place until its reply has been sent. The cheap
+    An admitted request goes on with its whole body read, and holds a place until its work is done: until its reply
+    begins, or a streamed search ends (`leave`). A client that reads slowly holds no place. The cheap
     checks come first: event loop delay, token quota, a free place or room in the queue. Then the body is read; it says
     whether the request is flex, and while it arrives it holds no place. Then the request takes a place or waits for
     one.
 
-    It runs outside of FastAPI, whose routing and dependencies cost more than all of this.
+    It stands between the router and the application of a route (`guard`). So it never reads a path itself: a request
+    that the router sends to such a route has passed here, however its path was written. The handler's dependencies,
+    which cost more than all of this, come later.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        paths: Collection[str],
-        places: Places,
-        loop_delay: LoopDelay,
-        live: LiveSettings,
-    ) -> None:
-        """``paths``: the routes that need a place, all of them POST."""
-        self._app = app
-        self._paths = frozenset(paths)
+    def __init__(self, places: Places, quotas: TokenQuotas, loop_delay: LoopDelay, live: LiveSettings) -> None:
         self._places = places
         self._bodies = Bodies(live)
-        self._quotas = TokenQuotas()
+        self._quotas = quotas
         self._loop_delay = loop_delay
         self._live = live
         self._name = uuid.uuid4().hex
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in self._paths:
-            await self._app(scope, receive, send)
-            return
-        await self._work(scope, receive, self._announcing_room(send))
+    def guard(self, app: ASGIApp) -> ASGIApp:
+        """Returns the application of a route with the admission before it."""
 
-    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._work(app, scope, receive, self._announcing_room(send))
+
+        return guarded
+
+    async def _work(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         key = key_of(scope)
         async with AsyncExitStack() as stack:
             try:
                 body = await self._body(scope, receive, key)
-                flex = may_ask_flex(body) and await read_by(asks_flex, body)
-                holding = stack.enter_async_context(self._places.hold(_owner(scope, key), flex))
+                owner = _owner(scope, key)
+                flex = may_ask_flex(body) and await read_by(asks_flex, body, owner.name)
+                holding = stack.enter_async_context(self._places.hold(owner, flex))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:
                 await _refused(error)(scope, receive, send)
@@ -82,7 +77,7 @@ class Admission:
             if key is not None:
                 stack.callback(lambda: self._quotas.charge(key, place.tokens))
             scope.setdefault("state", {}).update(place=place, admitted=stack)
-            await self._app(scope, _replayed(body, receive), send)
+            await app(scope, _replayed(body, receive), _leaving(stack, send))
 
     def _announcing_room(self, send: Send) -> Send:
         """Returns ``send`` with a header that tells the proxy how many requests this controller has room for."""
@@ -124,8 +119,14 @@ def _refused(error: ApiError | NoPlace) -> Response:
 
 
 def place_of(scope: Scope) -> Place:
-    """Returns the place of an admitted request."""
-    place: Place = scope["state"]["place"]
+    """Returns the place of an admitted request.
+
+    Raises:
+        ApiError: the request was not admitted, because its route is not in `WORK`.
+    """
+    place: Place | None = scope.get("state", {}).get("place")
+    if place is None:
+        raise ApiError("this route needs a place, and requests to it get none", code="not_admitted")
     return place
 
 
@@ -136,12 +137,29 @@ def taken_over(scope: Scope) -> AsyncExitStack:
     return admitted.pop_all()
 
 
+async def leave(scope: Scope) -> None:
+    """Gives back the place of an admitted request, whose work is done."""
+    admitted: AsyncExitStack = scope["state"]["admitted"]
+    await admitted.aclose()
+
+
+def _leaving(admitted: AsyncExitStack, send: Send) -> Send:
+    """Returns ``send`` that gives back the place when a reply begins, unless it is a stream of events: its search goes
+    on."""
+
+    async def leaving(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            media = Headers(raw=message.get("headers", [])).get("content-type", "")
+            if not media.startswith("text/event-stream"):
+                await admitted.aclose()
+        await send(message)
+
+    return leaving
+
+
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
     """Returns the owner that a request counts for: its API key, else its client's address."""
-    if key is not None:
-        return Owner(key.digest, key.limits.places)
-    host, *_ = scope.get("client") or ("",)
-    return Owner(str(host))
+    return Owner(client_of(scope), None if key is None else key.limits.places)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -5,13 +5,14 @@ It runs in the proxy's process, so it imports next to nothing.
 
 import asyncio
 import socket
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import httptools
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from deployments.admission.error_body import error_body
+from deployments.admission.proxy_flow import WAKE
 
 MAX_HEADER_BYTES = 1 << 16
 """Maximum size of the request line and all headers. Also of whatever else is neither headers nor body: trailers, chunk
@@ -26,6 +27,17 @@ CHECK_S = 1.0
 """Interval at which the connection of a client that has closed its sending side is checked, in seconds."""
 CHUNK_OVERHEAD = 8
 """Bytes of framing allowed for each byte of a body: chunks of one byte have five."""
+STALL_S = 60.0
+"""Longest time for which a client may read nothing of its reply, in seconds."""
+MIN_READ_BYTES_PER_S = 1024
+"""Minimum rate at which a reply is read, while some of it waits to be sent: for each so many bytes a client may wait
+another second, up to `STALL_S`."""
+MAX_STALLED = 256
+"""Maximum number of connections whose clients read more slowly than replies come, at one proxy."""
+STALLED_PATIENCE_S = 2.0
+"""Past `MAX_STALLED`, the one that has waited longest is closed unless it reads on within this time."""
+UNSENT_BYTES = 1 << 17
+"""Maximum size of what the system buffers of a reply beyond what the client's window takes."""
 
 
 class Refusal(NamedTuple):
@@ -74,7 +86,11 @@ class BoundedProtocol(HttpToolsProtocol):
       request. llhttp takes whatever follows such headers for the other protocol, so the body would be lost.
     - A client that has closed its sending side gets its reply.
     - Replies to HTTP/1.0 clients have no chunks.
+    - A client that does not read its reply is disconnected.
     """
+
+    _stalled: ClassVar[dict["BoundedProtocol", None]] = {}
+    """The connections with a reply that waits to be sent, the longest waiting first."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -91,13 +107,26 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes of bodies in the last packet."""
         self._completed = False
         """Whether a request became complete with the last packet."""
+        self._reader_timer: asyncio.TimerHandle | None = None
+        self._patience_s = STALL_S
+        """How much longer the client may read nothing."""
+        self._checked = 0.0
+        """When `_patience_s` was true, seconds."""
+        self._unsent = 0
+        """Bytes that waited to be sent then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # The protocol learns of each byte that waits, and a reply waits for the one before it.
+        transport.set_write_buffer_limits(high=0)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._limit_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_reader_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -166,6 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_headers = False
         super().on_headers_complete()
+        self.scope[WAKE] = self.cycle.message_event.set  # type: ignore[literal-required]
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnframedCycle  # its task has not begun to run yet
 
@@ -230,6 +260,45 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._limit_time()
+
+    # A client that does not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._checked, self._unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(self._patience_s, self._check_reader)
+        self._stalled[self] = None
+        if len(self._stalled) > MAX_STALLED:
+            longest = next(iter(self._stalled))
+            longest._stop_reader_timer()
+            longest._measure()
+            longest._patience_s = min(longest._patience_s, STALLED_PATIENCE_S)
+            longest._reader_timer = self.loop.call_later(longest._patience_s, longest._check_reader)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._measure()
+        self._stop_reader_timer()
+
+    def _measure(self) -> None:
+        """Brings `_patience_s` up to date: time costs some, and bytes sent give some back."""
+        now, unsent = self.loop.time(), self.transport.get_write_buffer_size()
+        earned_s = (self._unsent - unsent) / MIN_READ_BYTES_PER_S
+        self._patience_s = min(STALL_S, self._patience_s - (now - self._checked) + earned_s)
+        self._checked, self._unsent = now, unsent
+
+    def _check_reader(self) -> None:
+        self._measure()
+        if self._patience_s > CHECK_S:
+            self._reader_timer = self.loop.call_later(self._patience_s, self._check_reader)
+        else:
+            self.transport.abort()
+
+    def _stop_reader_timer(self) -> None:
+        self._stalled.pop(self, None)
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     # A client that has closed its sending side
 

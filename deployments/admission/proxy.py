@@ -1,5 +1,5 @@
-"""Middleware of Serve's HTTP proxy: drops harmful headers and refuses requests that controllers would refuse. Also
-installs the proxy's HTTP protocol and its limits on bodies.
+"""Middleware of Serve's HTTP proxy: drops harmful headers, and refuses requests that controllers would refuse and what
+is no client's concern. Also installs the proxy's HTTP protocol and its limits on bodies.
 
 ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`deployments/startup/environment.sh`) names this module. It runs in the
 proxy's process, so it imports next to nothing.
@@ -8,6 +8,7 @@ proxy's process, so it imports next to nothing.
 import asyncio
 import hashlib
 import math
+import os
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admission import protocol
 from deployments.admission.error_body import error_body
 from deployments.admission.proxy_bodies import BodyLimits
+from deployments.admission.proxy_flow import ProxyFlow
+from deployments.admission.route_path import route_path
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
 """Request headers that control Serve: ignore a client's disconnect, change the timeout, choose a replica by its model.
@@ -30,8 +33,12 @@ TURNED_AWAY = b"x-banyan-turned-away"
 """Header from the proxy to a controller, for its metrics: the requests refused since the last such header, by reason:
 ``places 12, owner 3``."""
 
+APPLICATIONS = "/-/routes"
+"""Path at which Serve tells anyone the names and prefixes of all applications. Operators have ``serve status``, and
+nothing else asks: load balancers and KubeRay ask ``/-/healthz``, which tells only that the proxy is up."""
+
 WORK = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
-"""Routes that need a place."""
+"""Routes that need a place: their registered paths get the `Admission` of the controller."""
 ROOM = "x-banyan-room"
 """Header from a controller to the proxy: the controller's name and how many requests it has room for: ``3f6c 128``."""
 REMEMBERED_S = 60.0
@@ -56,7 +63,11 @@ def middlewares() -> list[Middleware]:
     """Returns the proxy's middleware, the innermost first, and installs its protocol. Serve calls this when a proxy
     starts, before it starts uvicorn."""
     protocol.install()
-    return [Middleware(DropOrders), Middleware(ProxyAdmission), Middleware(BodyLimits)]
+    # uvicorn would take the address in X-Forwarded-For for the client's on every connection from this machine. Which
+    # proxies may name addresses, only the controllers know (http.trusted_proxies).
+    os.environ["FORWARDED_ALLOW_IPS"] = ""
+    order = (ProxyFlow, DropOrders, HideApplications, ProxyAdmission, BodyLimits)
+    return [Middleware(each) for each in order]
 
 
 class DropOrders:
@@ -82,6 +93,20 @@ def is_harmless(name: bytes, value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+class HideApplications:
+    """ASGI middleware: answers 404 at `APPLICATIONS`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and route_path(scope) == APPLICATIONS:
+            body = error_body(f"no such route: {APPLICATIONS}", "invalid_request_error", "unknown_url")
+            app = Response(body, 404, media_type="application/json")
+        await app(scope, receive, send)
 
 
 class Room(NamedTuple):

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.error_body import error_body
+from deployments.admission.route_path import route_path
 
 MAX_BODY_BYTES = 1 << 24
 """Upper bound of the setting ``controller.limits.body_bytes``."""
@@ -38,20 +39,21 @@ class BodyLimits:
         else:
             await self._limited(scope, receive, send)
 
+    # Serve has not matched the application yet, so this may be another route whose path ends in the same way.
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._uploads >= MAX_UPLOADS:
             await _busy(f"{MAX_UPLOADS} uploads are on their way already; try again shortly")(scope, receive, send)
             return
         self._uploads += 1
         try:
-            await self._app(scope, receive, send)
+            await self._limited(scope, receive, send, may_be_upload=True)
         finally:
             self._uploads -= 1
 
-    async def _limited(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _limited(self, scope: Scope, receive: Receive, send: Send, may_be_upload: bool = False) -> None:
         most = MAX_BODY_BYTES if scope["method"] in TAKES_BODY else 0
         declared = Headers(scope=scope).get("content-length", "0")  # digits: the parser has checked it
-        if len(declared) > 18 or int(declared) > most:
+        if not may_be_upload and (len(declared) > 18 or int(declared) > most):
             await _too_large(scope["method"], most)(scope, receive, send)
             return
         refusal: Response | None = None
@@ -64,6 +66,9 @@ class BodyLimits:
             if refusal is not None:
                 return {"type": "http.disconnect"}
             message = await receive()
+            # Serve receives after it has put the application's prefix into the scope.
+            if may_be_upload and route_path(scope).rstrip("/") == UPLOADS:
+                return message
             size = len(message.get("body", b""))
             read += size
             own += size

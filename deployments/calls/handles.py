@@ -11,13 +11,14 @@ life.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from itertools import count
 from typing import Any, TypeVar
 
 from deployments.calls.breaker import Breaker, CircuitOpen
 from deployments.calls.dismantle import dismantle_response, replica_of
+from deployments.calls.pool import Pool
 from deployments.calls.serve_calls import (
     Deadline,
+    OnlyWaited,
     ReplicaLost,
     Retries,
     everywhere,
@@ -43,7 +44,8 @@ PROBE_S = 10.0
 class HandleGenerator:
     """`search.ports.Generator` over the handle of the generator deployment."""
 
-    def __init__(self, handle: Any, retries: Retries) -> None:
+    def __init__(self, handle: Any, retries: Retries, pool: Pool | None = None) -> None:
+        self._pool = pool or Pool()
         self._expand = handle.options(method_name="expand", stream=True)
         self._token_beam = handle.options(method_name="token_beam")
         self._retries = retries
@@ -53,6 +55,7 @@ class HandleGenerator:
 
         Raises:
             GeneratorRefused: at once.
+            HarmfulRequest: the search ended two engines.
             CallInterrupted: after the backoff; another attempt should follow.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
@@ -61,20 +64,26 @@ class HandleGenerator:
         missing = sum(len(item.branches) for item in request.expansions)
         optional = missing - sum(item.least for item in request.expansions)
         try:
-            async with aclosing(self._groups(request, deadline, tried)) as groups:
-                async for group in groups:
-                    written = sum(bool(child.steps) for child in group.children)
-                    missing -= written + min(len(group.children) - written, optional)
-                    optional = 0  # branches that are given back come in the first group
-                    if group.children or group.headroom:
-                        yield group
-            if missing > 0:
-                raise ReplicaLost(f"the replica ended with {missing} branches unwritten")
+            async with self._pool.call(request.search_id, deadline, tried, request.attempt > 1) as call:
+                ahead = request.ahead if call.ahead else None
+                sent = request._replace(deadline_s=deadline.remaining, alone=call.alone, ahead=ahead)
+                try:
+                    async with aclosing(self._groups(sent, deadline, tried)) as groups:
+                        async for group in groups:
+                            written = sum(bool(child.steps) for child in group.children)
+                            missing -= written + min(len(group.children) - written, optional)
+                            optional = 0  # branches that are given back come in the first group
+                            if group.children or group.headroom:
+                                yield group
+                except Exception as error:
+                    if missing > 0 or not is_replica_failure(error):
+                        raise
+                if missing > 0:
+                    raise ReplicaLost(f"the replica ended with {missing} branches unwritten")
+            self._pool.wrote(sent, tried)
         except Exception as error:
             if not is_replica_failure(error):
                 raise refusal(error) from None
-            if missing <= 0:
-                return
             if not await self._retries.again(error, request.attempt, deadline, "expand"):
                 raise GeneratorError(f"{missing} branches could not be written: {in_short(error)}") from None
             raise CallInterrupted(in_short(error), tuple(tried)) from None
@@ -83,14 +92,17 @@ class HandleGenerator:
         """Token-level beam search on one replica; if that is lost, from the start on another.
 
         Raises:
+            HarmfulRequest: the request ended two engines.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
 
-        async def attempt(tried: list[str]) -> TokenBeamReply:
-            current = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
-            result: TokenBeamReply = await answer(self._token_beam.remote(current), deadline, tried)
-            return result
+        async def attempt(tried: list[str], again: bool) -> TokenBeamReply:
+            async with self._pool.call(request.search_id, deadline, tried, again) as call:
+                left_s, avoid = deadline.remaining, tuple(tried)
+                current = request._replace(deadline_s=left_s, avoid=avoid, alone=call.alone)
+                result: TokenBeamReply = await answer(self._token_beam.remote(current), deadline, tried)
+                return result
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
@@ -121,8 +133,9 @@ class HandleGenerator:
 class HandleScorer:
     """`search.ports.StepScorer` over the handle of the process reward model deployment."""
 
-    def __init__(self, handle: Any, retries: Retries, patience_s: float) -> None:
+    def __init__(self, handle: Any, retries: Retries, patience_s: float, pool: Pool | None = None) -> None:
         """``patience_s``: maximum seconds that calls wait without a sign of life from any replica."""
+        self._pool = pool or Pool()
         self._handle = handle
         self._score = handle.options(method_name="score")
         self._canary = handle.options(method_name="canary")
@@ -134,15 +147,18 @@ class HandleScorer:
 
         Raises:
             ScorerRefused: at once.
+            HarmfulRequest: the request ended two engines.
             ScorerError: after the last attempt, at the request's deadline, or when there is no sign of life.
         """
         deadline = Deadline(request.deadline_s)
         wanted = [item.unscored for item in request.items]
 
-        async def attempt(tried: list[str]) -> Sequence[Sequence[float]]:
-            current = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
-            rewards = await answer(self._score.remote(current), deadline, tried)
-            return check_rewards(rewards, wanted, "the process reward model")
+        async def attempt(tried: list[str], again: bool) -> Sequence[Sequence[float]]:
+            async with self._pool.call(request.search_id, deadline, tried, again) as call:
+                left_s, avoid = deadline.remaining, tuple(tried)
+                current = request._replace(deadline_s=left_s, avoid=avoid, alone=call.alone)
+                rewards = await answer(self._score.remote(current), deadline, tried)
+                return check_rewards(rewards, wanted, "the process reward model")
 
         try:
             async with self._breaker.call():
@@ -162,27 +178,31 @@ class HandleScorer:
 
 
 async def retried(
-    attempt: Callable[[list[str]], Awaitable[T]],
+    attempt: Callable[[list[str], bool], Awaitable[T]],
     retries: Retries,
     deadline: Deadline,
     what: str,
     failure: type[SearchError],
 ) -> T:
-    """The result of ``attempt``, retried as ``retries`` says. It gets the list of tried replicas, and adds its own.
+    """The result of ``attempt``, retried as ``retries`` says. It gets the list of tried replicas, and adds its own; and
+    whether it is a retry.
 
     Raises:
         SearchError: ``failure``, if the last attempt failed because of its replica.
     """
     tried: list[str] = []
-    for number in count(1):
+    failed = 0
+    again = False
+    while True:
         try:
-            return await attempt(tried)
+            return await attempt(tried, again)
         except Exception as error:
             if not is_replica_failure(error):
                 raise refusal(error) from None
-            if not await retries.again(error, number, deadline, what):
+            failed += not isinstance(error, OnlyWaited)
+            if not await retries.again(error, failed, deadline, what):
                 raise failure(in_short(error)) from None
-    raise AssertionError("unreachable: counting does not end")
+        again = True
 
 
 def note_replica(response: Any, tried: list[str]) -> None:

@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 
 from deployments.calls.dismantle import assigned_result, dismantle_later
 from deployments.config import ControllerSettings
-from search.errors import GeneratorRefused, ScorerRefused, SearchError
+from search.errors import GeneratorRefused, HarmfulRequest, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
 T = TypeVar("T")
@@ -21,8 +21,20 @@ ENGINE_ERRORS = frozenset({"EngineDeadError", "EngineGenerateError", "BrokenProc
 """Class names of engine errors. To compare types, the controller would import vLLM, which takes ten seconds."""
 
 
+MAX_DOUBLINGS = 16
+"""Number of times that the backoff doubles."""
+
+
 class ReplicaLost(RuntimeError):
     """A call got no answer because of its replica: gone, silent, or sending nonsense."""
+
+
+class ReplicaSilent(ReplicaLost):
+    """A replica that works on a call sent nothing for too long."""
+
+
+class OnlyWaited(ReplicaLost):
+    """A replica died, and the call has not ended it: its requests waited in the replica's queue."""
 
 
 class Retries(NamedTuple):
@@ -44,14 +56,16 @@ class Retries(NamedTuple):
         """Waits before a retry, for a random time whose maximum doubles. False, at once, if there is no retry.
 
         Args:
-            error: the failure of the replica that ended the call.
+            error: the failure of the replica that ended the call. After `OnlyWaited` there is always a retry.
             attempt: number of the call that failed, from 1.
         """
-        if attempt >= self.attempts or deadline.remaining <= 0:
+        is_last = attempt >= self.attempts and not isinstance(error, OnlyWaited)
+        if is_last or deadline.remaining <= 0:
             return False
         logger.warning("%s failed (attempt %d): %s", what, attempt, in_short(error))
         self.on_retry(what)
-        await asyncio.sleep(random.uniform(0, min(self.backoff_max_s, self.backoff_s * 2 ** (attempt - 1))))
+        longest_s = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempt, 1) - 1, MAX_DOUBLINGS))
+        await asyncio.sleep(random.uniform(0, min(longest_s, deadline.remaining)))
         return True
 
 
@@ -92,8 +106,9 @@ async def reply(
         async with limit:
             return await ask()
     except TimeoutError:
-        how_long = "until its deadline" if deadline.remaining <= 0 else f"for {silence_s} s"
-        raise ReplicaLost(f"no reply {how_long}") from None
+        if deadline.remaining <= 0:
+            raise ReplicaLost("no reply until its deadline") from None
+        raise ReplicaSilent(f"no reply for {silence_s} s") from None
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
@@ -169,7 +184,7 @@ def release(response: Cancellable) -> None:
 def is_replica_failure(error: BaseException) -> bool:
     """Whether the same call can succeed elsewhere or later: the replica died, was lost or failed, and the error is not
     one of the request or the caller."""
-    if isinstance(error, GeneratorRefused | ScorerRefused):
+    if isinstance(error, GeneratorRefused | ScorerRefused | HarmfulRequest):
         return False
     if isinstance(error, SearchError | ReplicaLost | RayServeException | grpc.RpcError | ConnectionError):
         return True

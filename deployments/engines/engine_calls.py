@@ -49,6 +49,9 @@ class PortRequest(Protocol):
     @property
     def lane(self) -> Lane: ...
 
+    @property
+    def alone(self) -> bool: ...
+
 
 class Finished(NamedTuple, Generic[Label]):
     label: Label
@@ -96,6 +99,8 @@ class EngineCall(Generic[Label]):
         """Requests that ended and were not taken yet."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
+        self._alone = False
+        """Whether it has the engine alone, or waits for that."""
         self._cut_short = False
         """Whether it was stopped before all its requests were taken."""
         self._timer: asyncio.TimerHandle | None = None
@@ -116,6 +121,9 @@ class EngineCall(Generic[Label]):
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
         self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
+        if self._request.alone:
+            self._alone = True
+            self._queue.enter_alone(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -161,6 +169,7 @@ class EngineCall(Generic[Label]):
             prefix,
             growth,
             on_discard=self._on_discard,
+            alone=self if self._request.alone else None,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional, place=place)
@@ -239,7 +248,13 @@ class EngineCall(Generic[Label]):
         aborted, self._open = self._open, set()
         for request in aborted:
             self._queue.end(request, Ending.ABORTED)
-        self._aborts.begin(aborted)
+        # Also at its deadline: others must not wait for a caller that does not take what it has got.
+        self._aborts.begin(aborted, self._leave_alone)
+
+    def _leave_alone(self) -> None:
+        if self._alone:
+            self._alone = False
+            self._queue.leave_alone(self)
 
     def _on_end(self, request: EngineRequest) -> None:
         if request in self._open:
@@ -255,13 +270,16 @@ class Aborts:
         self._engine = engine
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, requests: Iterable[EngineRequest]) -> None:
+    def begin(self, requests: Iterable[EngineRequest], then: Callable[[], None] = lambda: None) -> None:
         """Aborts the requests that are at the engine, and discards what they have written. Requests that are not there
-        yet are aborted by `hand_over`."""
+        yet are aborted by `hand_over`. ``then`` is called when the aborts were sent."""
         if at_engine := [request for request in requests if request.collector is not None]:
             task = asyncio.get_running_loop().create_task(self._abort(at_engine))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: then())
+        else:
+            then()
 
     async def sent(self) -> None:
         """Waits until every abort so far has been sent to the engine."""
@@ -285,7 +303,7 @@ class _FinishedEvent:
     def set(self) -> None:
         request = self._request
         if request.ending is None:
-            request.output = request.collector.output
+            request.output = _failure(request) or request.collector.output
             failed = isinstance(request.output, Exception)
             self._queue.end(request, Ending.FAILED if failed else Ending.FINISHED)
 
@@ -315,6 +333,16 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
     collector.ready = _FinishedEvent(queue, request)
     if collector.output is not None:  # it came before the event was replaced
         collector.ready.set()
+
+
+def _failure(request: EngineRequest) -> Exception | None:
+    """The error of a request that the engine gave up and says of it no more."""
+    output = request.collector.output
+    if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason != "error":
+        return None
+    if request.params.structured_outputs is not None:
+        return ValueError("its JSON schema cannot be compiled")
+    return RuntimeError("it gave up a request")
 
 
 def _as_call_error(error: Exception) -> EngineCallError:

@@ -13,6 +13,9 @@ from deployments.engines.settings import EngineSettings
 CPU_KV_BYTES = 256 << 20
 """KV memory of an engine on a CPU that has no setting of its own."""
 
+GRAMMARS = {"VLLM_XGRAMMAR_CACHE_MB": "128"}
+"""Bounds the compiled grammars that an engine keeps for later requests."""
+
 
 def runs_on_cpu() -> bool:
     """Whether the installed vLLM is the build for CPUs, by which vLLM itself decides where it runs."""
@@ -25,9 +28,10 @@ def runs_on_cpu() -> bool:
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """The variables that an engine's process needs when it begins: its allocator and OpenMP read theirs only then."""
     if not runs_on_cpu():
-        return allocator_environment(preload=False)
+        return {**allocator_environment(preload=False), **GRAMMARS}
     return {
         **allocator_environment(preload=True),
+        **GRAMMARS,
         # "auto" would bind every engine of the machine to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(cpu_threads(settings)),

@@ -139,6 +139,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         tokenizer = engine_tokenizer(engine, self._settings)
+        if engine.vllm_config.structured_outputs_config.backend == "xgrammar":
+            # vLLM's front would parse the schema of a call for each of its branches, on this event loop. Schemas were
+            # compiled before they came here (`deployments.service.schemas`), and the engine's own compiler refuses
+            # what it cannot read.
+            engine.input_processor.structured_outputs_config = None
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
@@ -227,7 +232,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
             tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
         )
-        return TokenBeamReply(tuple(rows), steps.generated_tokens)
+        recomputed = max(0, steps.computed_tokens - sum(map(len, request.prompts)))
+        return TokenBeamReply(tuple(rows), steps.generated_tokens, recomputed)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Prompt ids of ``role``/``content`` messages, ready for the first step.
@@ -372,6 +378,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
         stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
+        schema = StructuredOutputsParams(json=request.json_schema) if request.json_schema else None
+        if schema is not None:
+            schema._backend = self._running.engine.vllm_config.structured_outputs_config.backend
         params = SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
@@ -383,7 +392,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             detokenize=bool(stop.strings),
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprobs=0 if request.logprobs else None,
-            structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
+            structured_outputs=schema,
         )
         params.skip_clone = True  # `_expansions` copies them for every branch
         return params
@@ -455,6 +464,8 @@ class _NextTokens:
 
     def __init__(self, call: EngineCall[int], settings: TokenBeamSettings) -> None:
         self.generated_tokens = 0
+        self.computed_tokens = 0
+        """Tokens of the prefixes that the engine computed, where the settings skip the prefix cache."""
         self._call = call
         # One object for the whole call: the parameters are the same for every token of every beam.
         self._params = SamplingParams(
@@ -481,10 +492,12 @@ class _NextTokens:
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         found: list[dict[int, float]] = []
-        for future in futures:
+        for prefix, future in zip(prefixes, futures, strict=True):
             output = await future
             assert isinstance(output, RequestOutput)
             self.generated_tokens += len(output.outputs[0].token_ids)
+            if self._params.skip_reading_prefix_cache:
+                self.computed_tokens += len(prefix)
             rows = output.outputs[0].logprobs
             if not rows:
                 raise EngineCallError("the engine gave no log-probabilities")

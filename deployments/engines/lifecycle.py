@@ -163,6 +163,11 @@ class EngineLifecycle(ABC, Generic[Started]):
         return self._running.queue.demand / self._settings.max_num_seqs
 
     @property
+    def at_engine(self) -> frozenset[str]:
+        """Searches with requests at the engine; once it is dead, those that may have ended it."""
+        return self._started.queue.at_engine if self._started is not None else frozenset()
+
+    @property
     def silent_s(self) -> float:
         """Seconds for which the engine has neither sent nor computed anything although it owes a reply."""
         return self._hangs.silent_s

@@ -82,6 +82,8 @@ class EngineRequest:
     """Called with the output if nobody takes it, partial or complete; see ``discard``."""
     ahead: bool = False
     """Whether it was written ahead and no call has asked for it yet."""
+    alone: object | None = None
+    """The call that it belongs to, if that call has the engine alone; see `RequestQueue.enter_alone`."""
 
     @classmethod
     def written_ahead(
@@ -110,6 +112,11 @@ class EngineRequest:
     def priority(self) -> int:
         """vLLM's priority of the request: lower goes first, and is preempted last."""
         return 2 * self.place + (not self.lane.first_steps)
+
+    @property
+    def may_run_beside(self) -> bool:
+        """Whether it may run beside a call that has the engine alone."""
+        return self.lane is Lane.CANARY or self.alone is not None
 
 
 @dataclass(eq=False)
@@ -160,6 +167,10 @@ class RequestQueue:
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
 
+    A call may have the engine alone: its requests start when those of others have ended, and others wait until it has
+    ended. Only canaries run beside it. Calls that want to be alone take turns, and between two of them as many requests
+    of others start as the batch holds.
+
     Requests written ahead start while no others wait and few run, and end when others need their slot or memory.
     """
 
@@ -184,6 +195,21 @@ class RequestQueue:
         """Requests without reserved memory, by whether they are flex."""
         self._reserved = _RequestHeap()
         """Requests whose memory was reserved on arrival. They start first: no other request can use their memory."""
+        self._alone: dict[object, _RequestHeap] = {}
+        """Queued requests of the calls that have the engine alone, or wait for that; the first one's turn comes
+        first."""
+        self._has_turn = False
+        """Whether the first of them has its turn: requests of others do not start."""
+        self._others_first = 0
+        """Number of requests of others that start before the next one of them has its turn."""
+        self._beside = 0
+        """Number of requests at the engine that may run beside a call that is alone."""
+        self._failed: set[str] = set()
+        """Searches whose requests failed at the engine."""
+        self._aborted: set[str] = set()
+        self._aborted_before: set[str] = set()
+        """Searches with requests that were aborted at the engine since its last step, and since the one before: they
+        are in its batch until it has read the abort."""
         self._since_flex = 0
         """Number of requests that started, since the last flex request did, while a flex request waited."""
         self._alive: dict[str, EngineRequest] = {}
@@ -229,10 +255,12 @@ class RequestQueue:
         Raises:
             TooLarge: the request does not fit into an empty KV cache.
         """
+        if request.alone is not None:
+            reserve = optional = False  # It waits until nothing else runs: then there is memory for it.
         if self.clamp is not None:
             request.prefix = request.prefix or self.clamp.prefix(request.token_ids, request.cache_salt)
             request.needs = self.clamp.needs(request.prefix, request.growth)
-            if reserve and not any(waiting.first for waiting in self._waiting.values()):
+            if reserve and not self._alone and not any(waiting.first for waiting in self._waiting.values()):
                 request.hold = self.clamp.reserve(request.prefix, request.needs, overcommit=not optional)
             if optional and request.hold is None:
                 return False
@@ -243,8 +271,7 @@ class RequestQueue:
         self._register(request)
         if reserve and request.hold is None:
             self._short_until = request.number
-        waiting = self._waiting[request.lane.flex] if request.hold is None else self._reserved
-        heapq.heappush(waiting.heap, (request.priority, request.number, request))
+        heapq.heappush(self._heap_of(request).heap, (request.priority, request.number, request))
         self._changed.set()
         return True
 
@@ -261,24 +288,61 @@ class RequestQueue:
         self._short_of_memory = False
         flex = self._waiting[True].first
         request = self._reserved.first or self._first_waiting
+        if self._alone and self._turn(request):
+            request = self._beside_or_alone(request)
+            if request is None:
+                return None
         if request is None:
             return self._start_ahead()
         if self._running >= self._batch:
             self._give_up_newest()
         if self._running >= self._slots:
             return None
-        if request.hold is not None:
-            heapq.heappop(self._reserved.heap)
-        else:
+        heap = self._heap_of(request).heap
+        if request.hold is None:
             if not self._reserve(request):
                 return None
             request.waited = request.number <= self._short_until
             self.waited += request.waited
             self._since_flex = self._since_flex + 1 if flex is not None and request is not flex else 0
-            heapq.heappop(self._waiting[request.lane.flex].heap)
+        heapq.heappop(heap)
         request.started = True
         self._running += 1
+        self._beside += request.may_run_beside
+        self._others_first = max(0, self._others_first - 1)
         return request
+
+    def enter_alone(self, call: object) -> None:
+        """Queues a call that has the engine alone from its turn until `leave_alone`; its requests are submitted with
+        ``EngineRequest.alone``."""
+        self._alone[call] = _RequestHeap()
+        self._changed.set()
+
+    def leave_alone(self, call: object) -> None:
+        """Ends the call's turn, or its wait for one. Its requests have ended, and their aborts were sent."""
+        if self._has_turn and next(iter(self._alone)) is call:
+            self._has_turn = False
+            self._others_first = self._batch
+        del self._alone[call]
+        self._changed.set()
+
+    def _turn(self, other: EngineRequest | None) -> bool:
+        """Whether a call has the engine alone. ``other``: the first queued request of all other calls."""
+        self._has_turn = self._has_turn or other is None or not self._others_first
+        return self._has_turn
+
+    def _beside_or_alone(self, other: EngineRequest | None) -> EngineRequest | None:
+        """The next request while a call has its turn: its own, once those of others have ended."""
+        while self._give_up_newest():
+            pass
+        if other is not None and (other.hold is not None or other.lane is Lane.CANARY):
+            return other  # memory that was promised on arrival is free again only when the request has run
+        return None if self._running > self._beside else next(iter(self._alone.values())).first
+
+    def _heap_of(self, request: EngineRequest) -> _RequestHeap:
+        if request.alone is not None:
+            return self._alone[request.alone]
+        return self._waiting[request.lane.flex] if request.hold is None else self._reserved
 
     @property
     def _first_waiting(self) -> EngineRequest | None:
@@ -334,6 +398,8 @@ class RequestQueue:
         if self.clamp is not None:
             self.clamp.stepped(withheld, preempted)
         self._since_step = 0
+        if self._aborted or self._aborted_before:
+            self._aborted_before, self._aborted = self._aborted, set()
         self.wake()
 
     def _register(self, request: EngineRequest) -> None:
@@ -353,6 +419,9 @@ class RequestQueue:
         request.ending = ending
         self._endings[ending] += 1
         self._running -= request.started
+        self._beside -= request.started and request.may_run_beside
+        if request.collector is not None and ending is not Ending.FINISHED:
+            (self._failed if ending is Ending.FAILED else self._aborted).add(request.search_id)
         if request.ahead:
             del self._started_ahead[request.request_id]
             if self.clamp is not None and request.hold is not None:
@@ -390,6 +459,13 @@ class RequestQueue:
         return Counter(request.search_id for request in self._alive.values())
 
     @property
+    def at_engine(self) -> frozenset[str]:
+        """Searches with requests at the engine, written ahead or not, and those whose requests failed there. Once the
+        engine is dead: the searches that may have ended it."""
+        alive = {request.search_id for request in self._alive.values() if request.started}
+        return frozenset(alive | self._failed | self._aborted | self._aborted_before)
+
+    @property
     def counts(self) -> dict[str, int]:
         """Number of requests that were queued and that are alive, and of those that ended, by ending."""
         endings = {ending.value: self._endings[ending] for ending in Ending}
@@ -408,6 +484,8 @@ class RequestQueue:
             problems.append(f"{self._begun} requests began, {ended} ended, {len(self)} are alive")
         if not self._alive and self._running:
             problems.append(f"{self._running} slots of the batch are taken")
+        if self._alone:
+            problems.append(f"{len(self._alone)} calls have the engine alone, or wait for that")
         if not self._alive and self.clamp is not None and self.clamp.ledger.reserved:
             problems.append(f"{self.clamp.ledger.reserved} KV blocks are reserved")
         return problems

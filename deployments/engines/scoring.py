@@ -3,15 +3,17 @@
 It owns the engine and the reward cache. How a path becomes requests, and outputs rewards, is in ``rewards``.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import ClassVar, NamedTuple
+from itertools import groupby, islice
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
-from vllm import AsyncEngineArgs, PoolingParams
+from vllm import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
@@ -40,10 +42,23 @@ SETTLE_S = 5.0
 """Longest wait for the engine to report that it is idle."""
 MIN_DIFFERENCE = 1e-9
 """Rewards that differ by less are the same."""
-MAX_CHARACTERS_PER_TOKEN = 32
-"""Above the average of any text."""
+INLINE_CHARACTERS = 32_768
+"""Most characters that a call encodes on the event loop, which takes some 30 ms; and at a time in a thread."""
+MAX_OPEN_BATCHES = 2
+"""A call encodes no more while it has as many requests open as this many batches hold: a family that reads a path for
+each step would otherwise hold them all, whose tokens are quadratic in the steps."""
+_ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encoding")
 PathKey = bytes
 """Key of the reward cache: a digest of cache salt, question and the steps of a path."""
+
+
+class Reading(NamedTuple):
+    """The first ``end`` steps of a path, which are read once, and the cache keys of the last of them, which that
+    scores."""
+
+    keys: tuple[PathKey, ...]
+    path: tuple[str, ...]
+    end: int
 
 
 class KeyedQuery(NamedTuple):
@@ -53,7 +68,8 @@ class KeyedQuery(NamedTuple):
     query: Query
 
 
-_NO_QUERY = KeyedQuery((), Query([], PoolingParams(), ()))
+Batches: TypeAlias = AsyncGenerator[Sequence[KeyedQuery], None]
+"""The queries of a call as they are encoded. The next ones are asked for when the engine can take more."""
 
 
 class Scored(NamedTuple):
@@ -123,29 +139,29 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
-            ScorerRefused: an item is malformed, or longer than the model's context.
-            ScoredPathTooLarge: a path and its tags do not fit into the model's whole KV memory.
+            ScorerRefused: an item is malformed.
+            ScoredPathTooLarge: a path and its tags do not fit into the model's context or its whole KV memory.
             ScorerError: the engine failed, missed the deadline, or gave invalid rewards.
         """
         keys = [_path_keys(request, item) for item in request.items]
         known: dict[PathKey, float] = {}
-        missing: dict[PathKey, KeyedQuery] = {}
+        missing: dict[PathKey, Reading] = {}
         for item, item_keys in zip(request.items, keys, strict=True):
             found = {key: reward for key in item_keys if (reward := self._reward_cache.get(key)) is not None}
             known |= found
             if len(found) == len(item_keys):
                 self._reward_cache_hits += 1
                 continue
-            rest = iter(item_keys)
-            for query in self._queries(request.question, item):
-                own = tuple(islice(rest, len(query.tags)))
-                # Siblings often write the same step: of equal paths only the query that scores most steps is kept.
-                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NO_QUERY).keys):
-                    missing[own[-1]] = KeyedQuery(own, query)
+            for reading in self._readings(item, item_keys):
+                # Siblings often write the same step: of equal paths the one of which most steps are scored is read.
+                other = missing.get(reading.keys[-1])
+                if not found.keys() >= set(reading.keys) and (other is None or len(reading.keys) > len(other.keys)):
+                    missing[reading.keys[-1]] = reading
         scored = Scored({}, ScoringCost())
         if missing:
             with self._backlog.call(), _search_errors():
-                scored = await self._score(request, list(missing.values()))
+                async with aclosing(self._encoded(request.question, list(missing.values()))) as batches:
+                    scored = await self._score(request, batches)
             self._remember({key: reward for key, reward in scored.rewards.items() if key not in scored.partial})
             known |= scored.rewards
             self._recomputed_tokens += scored.cost.recomputed_tokens
@@ -183,7 +199,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
             for step in steps:
                 self._running.family.prompt_ids(SAMPLE_QUESTION, (step,))
             queries = [KeyedQuery((step.encode(),), self._quick_query(SAMPLE_QUESTION, step)) for step in steps]
-            scored = await ScoringEngine._score(self, request, queries)
+            scored = await ScoringEngine._score(self, request, _one_batch(*queries))
         except (ScorerRefused, NeverFits):  # not by the encoding, which was tried
             return None
         except (EngineCallError, ValueError) as error:
@@ -196,12 +212,12 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         """Scores one step that was never scored before."""
         request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
         with _search_errors():
-            await ScoringEngine._score(self, request, [KeyedQuery((name.encode(),), self._quick_query("canary", name))])
+            query = KeyedQuery((name.encode(),), self._quick_query("canary", name))
+            await ScoringEngine._score(self, request, _one_batch(query))
 
     def _quick_query(self, question: str, step: str) -> Query:
         """The query of a path of one step that takes least time."""
-        [query] = self._queries(question, ScoreItem((step,)))
-        return query
+        return self._query(question, (step,), 1)
 
     @property
     def pressure(self) -> float:
@@ -230,16 +246,20 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[KeyedQuery]) -> Scored:
-        """Scores the queries on the engine. Raises EngineCallError or ValueError."""
+    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+        """Scores the queries on the engine. Raises EngineCallError or ValueError, and the errors of ``batches``."""
         running = self._running
         rewards: dict[PathKey, float] = {}
         prompt_tokens = cached_tokens = recomputed_tokens = 0
         async with EngineCall[KeyedQuery](running.engine, running.queue, request) as call:
-            for label in queries:
-                prefix = running.prefix(label.query, request.cache_salt)
-                call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
-            while call.pending:
+            batch: Sequence[KeyedQuery] | None = ()
+            while batch is not None or call.pending:
+                if batch is not None and call.pending <= self.max_open:
+                    batch = await anext(batches, None)
+                    for label in batch or ():
+                        prefix = running.prefix(label.query, request.cache_salt)
+                        call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
+                    continue
                 for done in await call.wait():
                     label = done.label
                     cached = done.output.num_cached_tokens or 0
@@ -258,25 +278,69 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
                     recomputed_tokens += max(0, whole - cached)
         return Scored(rewards, ScoringCost(prompt_tokens, cached_tokens, recomputed_tokens))
 
+    @property
+    def max_open(self) -> int:
+        """Most requests of a call that are open while it has more to encode."""
+        return MAX_OPEN_BATCHES * self._settings.max_num_seqs
+
     def _remember(self, rewards: dict[PathKey, float]) -> None:
         if self._settings.reward_cache_size:
             self._reward_cache.update(rewards)
 
-    def _queries(self, question: str, item: ScoreItem) -> list[Query]:
-        # Refuses a path that is far too long before tokenizing it, which some families do once for every step.
-        characters = len(question) + sum(map(len, item.steps))
-        if characters > self._running.context * MAX_CHARACTERS_PER_TOKEN:
-            raise ScorerRefused(
-                f"a path of {characters} characters does not fit the PRM's context of {self._running.context}"
+    def _readings(self, item: ScoreItem, keys: tuple[PathKey, ...]) -> Iterator[Reading]:
+        """What is read of a path to score its last steps, whose keys these are. The whole path comes first."""
+        end = len(item.steps)
+        if not self._running.family.step_by_step:
+            yield Reading(keys, item.steps, end)
+            return
+        for number, key in enumerate(reversed(keys)):
+            yield Reading((key,), item.steps, end - number)
+
+    async def _encoded(self, question: str, readings: Sequence[Reading]) -> Batches:
+        """Encodes these paths. What takes long is encoded in a thread, in turns with other calls'.
+
+        Raises:
+            ScorerRefused: a path is malformed, or longer than the context. Of a path that is too long nothing else has
+                been encoded: a family that reads it up to each of its steps takes quadratic time.
+        """
+        queries = (
+            KeyedQuery(each.keys, self._query(question, each.path[: each.end], len(each.keys))) for each in readings
+        )
+        unread = self._running.family.unread
+        characters = sum(
+            unread(question, path) * sum(1 for _ in of) for path, of in groupby(readings, lambda each: each.path)
+        )
+        if characters <= INLINE_CHARACTERS:
+            yield [*queries]
+            return
+        at_once = max(1, INLINE_CHARACTERS * len(readings) // characters)
+        loop = asyncio.get_running_loop()
+        while batch := await loop.run_in_executor(_ENCODERS, list, islice(queries, at_once)):
+            yield batch
+
+    def _query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        context, most = self._running.context, self._running.max_query_tokens
+        # A path that is far too long is refused before it is tokenized.
+        characters = len(question) + sum(map(len, steps))
+        if characters > self._settings.max_characters:
+            raise ScoredPathTooLarge(
+                f"a path of {characters} characters has more than {context} tokens and does not fit the PRM's context; "
+                f"at most {most} fit"
             )
         try:
-            queries = self._running.family.queries(question, item.steps, item.unscored)
+            query = self._running.family.query(question, steps, unscored)
         except ValueError as error:
             raise ScorerRefused(f"a path cannot be encoded: {error}") from error
-        longest = max(len(query.token_ids) for query in queries)
-        if longest > self._running.max_query_tokens:
-            raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
-        return queries
+        if len(query.token_ids) > most:
+            raise ScoredPathTooLarge(
+                f"a path of {len(query.token_ids)} tokens, with what the PRM's format adds, does not fit the PRM's "
+                f"context; at most {most} fit"
+            )
+        return query
+
+
+async def _one_batch(*queries: KeyedQuery) -> Batches:
+    yield queries
 
 
 def scoring_args(settings: RewardModelSettings, unused: Collection[str] = ()) -> AsyncEngineArgs:

@@ -16,6 +16,11 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from search.tree import Step, StepEnd
 
+WINDOW = 8
+"""Fewest tokens behind which a detokenizer continues: more than a character has bytes."""
+_INCOMPLETE = "\ufffd"
+"""What stands for bytes that are no character."""
+
 
 class StepStop(NamedTuple):
     """The engine's stop conditions for the end of a step. It stops at the first that is met."""
@@ -37,6 +42,7 @@ class StepSplitter:
         texts = tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=True)
         containing = {token for token, text in zip(ids, texts, strict=True) if delimiter in text}
         self._delimiter_ids = frozenset(containing - eos_ids)
+        self._blank_ids = frozenset(token for token, text in zip(ids, texts, strict=True) if self.is_blank(text))
         self.stop = StepStop(
             tuple(sorted(self._delimiter_ids)), (delimiter,) if spelled_in_pieces(delimiter, texts) else ()
         )
@@ -63,9 +69,14 @@ class StepSplitter:
     ) -> tuple[Step, ...]:
         """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty."""
         bounds = [0]
+        looked_at = 0
         for stop in self._stops(prompt, token_ids):
-            if not self.is_blank(self.text(token_ids[bounds[-1] : stop])):
+            # Blank tokens behind a blank text need not be decoded: a model may write nothing but newlines.
+            if not self._blank_ids.issuperset(token_ids[looked_at:stop]) and not self.is_blank(
+                self.text(token_ids[bounds[-1] : stop])
+            ):
                 bounds.append(stop)
+            looked_at = stop
         bounds.append(len(token_ids))
         last = len(bounds) - 2
         return tuple(
@@ -86,11 +97,27 @@ class StepSplitter:
     def _stops(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Iterator[int]:
         """Number of tokens at each stop of step-by-step generation, without the stop at the end."""
         detokenizer = self._detokenizer(prompt)
+        before = 0
         for stop, token in enumerate(token_ids[:-1], 1):
             at_string = detokenizer is not None and detokenizer.update([token], stop_terminated=False) is not None
             if at_string or token in self._delimiter_ids:
                 yield stop
-                detokenizer = self._detokenizer((*prompt, *token_ids[:stop]))
+                if detokenizer is not None:
+                    detokenizer = self._detokenizer(self._read_behind(prompt, token_ids, before, stop))
+                before = stop
+
+    def _read_behind(self, prompt: Sequence[int], token_ids: Sequence[int], before: int, stop: int) -> Sequence[int]:
+        """The ids of a prefix by which a detokenizer decodes what follows ``stop``: those since the stop before it, or
+        a few more. It reads all that it is given, so all of the prefix at each stop would be quadratic.
+
+        All of it is given where the text of these might depend on what stands before them: they hold no text of their
+        own, or begin within a character.
+        """
+        if (start := min(before, stop - WINDOW)) > 0:
+            text = self.text(recent := token_ids[start:stop])
+            if text and _INCOMPLETE not in text:
+                return recent
+        return (*prompt, *token_ids[:stop])
 
     def _detokenizer(self, prompt: Sequence[int]) -> IncrementalDetokenizer | None:
         """vLLM's own search for stop strings, so that both always agree; None where there are no stop strings.

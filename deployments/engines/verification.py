@@ -17,7 +17,7 @@ from vllm import RequestOutput, SamplingParams
 from deployments.engines.engine_calls import EngineCall, Finished, Output
 from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.generative import SPARE_TOKENS, Generative, VerifierSettings
-from deployments.engines.scoring import KeyedQuery, PathKey, Scored, ScoringEngine, StartedScorer
+from deployments.engines.scoring import Batches, KeyedQuery, PathKey, Scored, ScoringEngine, StartedScorer
 from kvstore.memory.clamp import StepLengths
 from search.ports import ScoreRequest
 from search.rewards import ScoringCost, check_rewards
@@ -51,14 +51,12 @@ class VerificationEngine(ScoringEngine):
         """Those of a scoring engine, and the number of critiques that were written, and of those that were cut off."""
         return {**super().stats(), "critiques": self._critiques, "cut_critiques": self._cut_critiques}
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[KeyedQuery]) -> Scored:
+    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
         running = self._running
         async with EngineCall[_Sample](running.engine, running.queue, request) as call:
             verification = _Verification(self._settings, running, self._lengths, call, request.cache_salt)
             try:
-                for query in queries:
-                    verification.begin(query)
-                await verification.finish(request.deadline_s)
+                await verification.run(batches, self.max_open, request.deadline_s)
             finally:
                 cost = verification.cost
                 self._critiques += cost.critiques
@@ -119,7 +117,7 @@ class _Verification:
         rows = check_rewards(means, [1] * len(means), self._settings.model)
         return {key: reward for key, [reward] in zip(self._verdicts, rows, strict=True)}
 
-    def begin(self, keyed: KeyedQuery) -> None:
+    def _begin(self, keyed: KeyedQuery) -> None:
         """Submits the critiques of a step, or asks for its verdict at once if the context leaves no room for one."""
         token_ids, clamp = keyed.query.token_ids, self._running.clamp
         left = self._running.max_query_tokens - SPARE_TOKENS - len(token_ids)
@@ -137,18 +135,32 @@ class _Verification:
             growth = self._lengths.expected(tokens)
             self._call.submit(_Sample(keyed), token_ids, params, prefix=prefix, growth=growth)
 
-    async def finish(self, deadline_s: float) -> None:
-        """Waits for all verdicts. Raises EngineCallError, as at the deadline."""
+    async def run(self, batches: Batches, max_open: int, deadline_s: float) -> None:
+        """Begins all critiques, and waits for all verdicts. Raises EngineCallError, as at the deadline, and the errors
+        of ``batches``.
+
+        Args:
+            max_open: most requests that are open while there is more to begin.
+        """
         clock = asyncio.get_running_loop().time
         cut_at = clock() + deadline_s - min(VERDICT_S, VERDICT_SHARE * deadline_s)
+        batch: Sequence[KeyedQuery] | None = ()
         cut = False
-        while self._call.pending:
+        while batch is not None or self._call.pending:
             if not cut and clock() >= cut_at:
                 cut = True
                 await self._cut_critiques()
-                continue
-            for done in await self._call.wait(None if cut else cut_at - clock()):
-                self._take(done)
+            elif batch is not None and self._call.pending <= max_open:
+                batch = await anext(batches, None)
+                for keyed in batch or ():
+                    if cut:
+                        self.partial.add(keyed.keys[-1])
+                        self._ask(_Sample(keyed), "")
+                    else:
+                        self._begin(keyed)
+            else:
+                for done in await self._call.wait(None if cut else max(0.0, cut_at - clock())):
+                    self._take(done)
 
     async def _cut_critiques(self) -> None:
         for done in self._call.take():

@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from deployments.admission.body import check_media, parsed_object, read_by, validated
+from deployments.admission.clients import client_of
 from deployments.admission.errors import BadRequest, Conflict, NotFound
 from deployments.admission.proxy import WORK
 from deployments.http.documentation import body_of
@@ -64,8 +65,9 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
     """Begins a batch with a file that was uploaded."""
     check_media(request.headers)
     owner = kept.owner(request)
-    body = await kept.bodies.read(request.scope, request.receive, owner)
-    asked = await read_by(lambda body: validated(BatchBody, parsed_object(body)), body)
+    client = client_of(request.scope)
+    body = await kept.bodies.read(request.scope, request.receive, client)
+    asked = await read_by(lambda body: validated(BatchBody, parsed_object(body)), body, client)
     if asked.endpoint not in WORK:
         raise BadRequest(f"endpoint must be one of {', '.join(WORK)}, not {asked.endpoint[:80]!r}", "endpoint")
     owned, window_s, now = kept.owned(request), asked.window_s, time.time()

@@ -8,7 +8,11 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
-from deployments.admission.errors import NotFound
+from deployments.admission.clients import client_of
+from deployments.admission.disconnect import while_connected
+from deployments.admission.errors import SCHEMA_PATH, BadRequest, NotFound
+from deployments.admission.middleware import place_of
+from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
@@ -17,7 +21,8 @@ from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.searches import SearchService
+from deployments.service.schemas import SchemaCosts, SchemaTooDear
+from deployments.service.searches import SearchJob, SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 
 T = TypeVar("T")
@@ -43,31 +48,57 @@ class Endpoint:
     operations: Operations
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
+    quotas: TokenQuotas = field(default_factory=TokenQuotas)
+    """Of keys, whether their requests come by HTTP or in a batch."""
     refused: Callable[[int, str, int], None] = lambda status, reason, count: None
     """Called with status, reason and number of refused requests, for the metrics."""
     kept: StoreAccess | None = None
     """The store of files, batches and searches; None if there is no store."""
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     """Where work that outlives its request registers."""
+    schemas: SchemaCosts | None = None
+    """What JSON schemas of answers cost; None: none is refused for that."""
     answers: AnswerCache | None = None
     """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
+    trusted_proxies: Sequence[str] = ()
+    """Addresses and networks of the proxies whose ``X-Forwarded-For`` is read."""
     host: str | None = None
     """Host at which Serve's proxies listen; None without proxies."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     async def prepared(self, request: Request, prepare: Callable[[dict[str, Any]], T]) -> T:
-        """Returns ``prepare`` of the request's JSON object; a long body is handled in a thread.
+        """Returns ``prepare`` of an admitted request's JSON object; a long body is handled in a thread.
 
         At most as many requests are prepared at once as there are places.
 
         Raises:
-            UnsupportedMedia, BadRequest: see `check_media` and `parsed_object`. Also all errors of ``prepare``.
+            ApiError: the request was not admitted; nothing was read.
+            UnsupportedMedia, BadRequest, Busy: see `check_media`, `parsed_object` and `read_by`. Also all errors of
+                ``prepare``.
         """
+        place_of(request.scope)
         check_media(request.headers)
-        return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
+        body, client = await request.body(), client_of(request.scope)
+        return await read_by(lambda body: prepare(parsed_object(body)), body, client)
+
+    async def check_schema(self, job: SearchJob, request: Request) -> None:
+        """Checks what the JSON schema of a job's answers would cost an engine.
+
+        Raises:
+            BadRequest: it costs too much.
+            SchemasBusy: the cost could not be found out in time.
+            ClientDisconnect: the client did not wait for it.
+        """
+        if self.schemas is None:
+            return
+        owner = place_of(request.scope).owner.name
+        try:
+            await while_connected(request.receive, self.schemas.check(job.json_schema, owner))
+        except SchemaTooDear as error:
+            raise BadRequest(f"{SCHEMA_PATH} {error}", SCHEMA_PATH, "above_limit") from None
 
 
 async def _endpoint(request: Request) -> Endpoint:

@@ -1,10 +1,10 @@
 """``/v1/files`` of OpenAI's API: the input and output files of batches."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
@@ -30,6 +30,8 @@ FIELD_BYTES = 4096
 MULTIPART_BYTES = 1 << 16
 """Maximum size of a form without its file."""
 UPLOAD_TIMEOUT_S = 3600.0
+CHECK_DISK_BYTES = 1 << 23
+"""The disk's free space is checked each time that so many bytes of an upload have arrived."""
 PIECE_BYTES = 1 << 16
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 2_592_000
 """OpenAI's limits of ``expires_after.seconds``."""
@@ -75,11 +77,12 @@ async def upload_file(request: Request, kept: KeptHere) -> Response:
     owner, files = kept.owner(request), kept.owned(request).files
     with kept.uploads.one(owner):
         await kept.do(owner, files.check_room)
-        form = await _form(request, kept)
+        form = await _form(request, kept, owner)
         try:
             upload = _checked(form)
-            add = partial(files.add, upload.file, upload.filename, upload.keep_s)
-            record = await kept.copy(add, upload.size)
+            source = cast("BinaryIO", _SourceWhileFree(upload.file, kept))
+            add = partial(files.add, source, upload.filename, upload.keep_s)
+            record = await kept.copy(owner, add, upload.size)
         finally:
             await form.close()
     return json_response(file_object(record))
@@ -145,7 +148,7 @@ class _Download(Response):
                 )
                 await pieces(scope, receive, send)
             finally:
-                self._kept.let_go(file)
+                self._kept.let_go(self._owner, file)
 
     def _opened(self) -> tuple[FileRecord, BinaryIO]:
         return self._kept.store.owned(self._owner).files.open(self._file_id)
@@ -166,12 +169,12 @@ def file_object(record: FileRecord) -> dict[str, Any]:
     }
 
 
-async def _form(request: Request, kept: StoreAccess) -> FormData:
+async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
     """Reads the form. A long file goes to a temporary file on disk.
 
     Raises:
         UnsupportedMedia, BadRequest, BodyTooLarge, BodyTimeout: the body is no form, malformed, too long or too slow.
-        Unavailable: the temporary directory is full, or cannot be written.
+        Unavailable: a disk has too little free space for it, or cannot be written.
         ClientDisconnect: the client has disconnected.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -180,7 +183,9 @@ async def _form(request: Request, kept: StoreAccess) -> FormData:
     check_encoding(request.headers)
     most = kept.store.settings.file_bytes_max + MULTIPART_BYTES
     check_declared(request.scope, most)
-    parts = arriving(request.receive, most, UPLOAD_TIMEOUT_S)
+    declared = request.headers.get("content-length", "0")  # digits: the proxy's parser has checked it
+    await kept.do(owner, lambda: kept.check_disk(int(declared)))
+    parts = _while_free(arriving(request.receive, most, UPLOAD_TIMEOUT_S), kept, owner)
     parser = MultiPartParser(request.headers, parts, max_files=1, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
     try:
         async with aclosing(parts):
@@ -190,6 +195,40 @@ async def _form(request: Request, kept: StoreAccess) -> FormData:
     except OSError as error:
         logger.error("an upload could not be written to the temporary directory: %s", error)
         raise Unavailable("there is no room for uploads now; try again", code="store_unavailable") from None
+
+
+async def _while_free(parts: AsyncGenerator[bytes, None], kept: StoreAccess, owner: str) -> AsyncGenerator[bytes, None]:
+    """Yields the parts while the disks have free space.
+
+    Raises:
+        Unavailable: they have too little.
+    """
+    unchecked = 0
+    async with aclosing(parts):
+        async for part in parts:
+            unchecked += len(part)
+            if unchecked >= CHECK_DISK_BYTES:
+                unchecked = 0
+                await kept.do(owner, kept.check_disk)
+            yield part
+
+
+class _SourceWhileFree:
+    """An upload that is copied to the store while its disk has free space."""
+
+    def __init__(self, file: BinaryIO, kept: StoreAccess) -> None:
+        self._file = file
+        self._kept = kept
+        self._unchecked = CHECK_DISK_BYTES
+
+    def read(self, size: int) -> bytes:
+        """Raises `Unavailable` once the disk has too little."""
+        if self._unchecked >= CHECK_DISK_BYTES:
+            self._unchecked = 0
+            self._kept.check_disk()
+        piece = self._file.read(size)
+        self._unchecked += len(piece)
+        return piece
 
 
 def _checked(form: FormData) -> Upload:

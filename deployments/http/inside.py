@@ -3,7 +3,7 @@
 import httpx
 from starlette.types import ASGIApp
 
-from deployments.admission.auth import JOBS_CLIENT, ApiKeys, AsKey
+from deployments.admission.auth import ApiKeys, AsJob
 from deployments.admission.errors import Unauthorized
 from deployments.http.cached_search import NO_STORE
 
@@ -24,19 +24,17 @@ class InProcessEndpoint:
         """Answers one request.
 
         Args:
-            owner: A store owner, whose key's limits and cache salt apply. Without one the request counts for
-                `JOBS_CLIENT`.
+            owner: A store owner, whose key's limits and cache salt apply. All requests without one count as one
+                client.
 
         Raises:
             httpx.InvalidURL: the path is malformed.
         """
-        app = self._app
         try:
-            if owner is not None and (record := self._keys.owned_by(owner)) is not None:
-                app = AsKey(app, record)
+            app = AsJob(self._app, None if owner is None else self._keys.owned_by(owner))
         except Unauthorized as error:
             return error.status, [], bytes(error.response().body)
-        transport = httpx.ASGITransport(app, client=JOBS_CLIENT, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app, client=("", 0), raise_app_exceptions=False)
         url = httpx.URL("http://controller").join(path)
         headers = {"content-type": "application/json", "cache-control": NO_STORE}
         reply = await transport.handle_async_request(httpx.Request(method, url, content=body, headers=headers))

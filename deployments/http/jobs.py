@@ -19,6 +19,7 @@ from deployments.http.side_calls import NOTE, as_side_call, is_side_call
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
+from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 from search.tools.listing import listed
@@ -34,13 +35,17 @@ class Encoder(Protocol):
     @property
     def longest_token(self) -> int: ...
 
-    def encode_text(self, text: str, written: bool = False) -> list[int]: ...
+    def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]: ...
 
     @property
     def template_variables(self) -> frozenset[str]: ...
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template_kwargs: Mapping[str, Any] | None,
+        max_tokens: int | None = None,
     ) -> list[int]: ...
 
     def open_thought(
@@ -59,6 +64,8 @@ class Jobs:
         self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
+        self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
+        """The reward model with the shortest context; None for a function."""
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
@@ -86,18 +93,20 @@ class Jobs:
         json_schema = request.response_format.checked_schema.text if request.response_format else ""
         if json_schema:
             self._planner.check_whole_solutions(settings)
-        # A text that cannot fit the context is not tokenized. Only the last turn counts: a template may drop parts of
-        # earlier turns.
+        # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
+        # may drop parts of earlier turns.
         asked = request.conversation
         min_tokens = (len(asked[-1].text) + len(request.prefill)) // self._encoder.longest_token
         if min_tokens >= self._search_context:
-            raise self._too_long(f"more than {min_tokens}")
+            raise self._too_long(f"more than {min_tokens} tokens")
         try:
             chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
-            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs)
+            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=self._search_context)
             open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
+        except PromptTooLong as error:
+            raise self._too_long(str(error)) from None
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
         prefill = Prefill.of(request.prefill, self._delimiter)
@@ -105,14 +114,19 @@ class Jobs:
         context = self._search_context - self._tokens_per_step * len(prefill.steps)
         prompt_tokens = len(prompt) + len(written)
         if prompt_tokens >= context:
-            raise self._too_long(str(prompt_tokens), context)
+            raise self._too_long(f"{prompt_tokens} tokens", context)
         if context < self._search_context:
             most = min(settings.max_path_tokens, context - prompt_tokens)
             settings = settings.model_copy(update={"max_path_tokens": most})
         prm_question = question(asked, conversation := now.prm_reads == "conversation")
         # The chat template may drop parts of earlier turns, but the reward model reads all of them.
-        if conversation and (tokens := len(self._encoder.encode_text(prm_question)) + len(written)) >= context:
-            raise self._too_long(str(tokens), context)
+        if conversation:
+            try:
+                tokens = len(self._encoder.encode_text(prm_question, max_tokens=context)) + len(written)
+            except PromptTooLong as error:
+                raise self._too_long(str(error), context) from None
+            if tokens >= context:
+                raise self._too_long(f"{tokens} tokens", context)
         own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
         return SearchJob(
             uuid.uuid4().hex,
@@ -209,7 +223,8 @@ class Jobs:
 
         Raises:
             NotFound: unknown model.
-            BadRequest: more steps than a path may have, or a text cannot be tokenized.
+            BadRequest: more steps than a path may have, far more characters than the reward model's context holds, or
+                a text cannot be tokenized.
         """
         if body.model is not None:
             self.check_model(body.model)
@@ -217,6 +232,10 @@ class Jobs:
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         texts = {"question": body.question, **{f"steps.{index}": step for index, step in enumerate(body.steps)}}
+        characters, prm = sum(map(len, texts.values())), self._prm
+        if prm is not None and characters > prm.max_characters:
+            fault = f"the PRM's context is {prm.max_model_len} tokens; a path of {characters} characters has more"
+            raise BadRequest(fault, "steps", "context_length_exceeded")
         tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
         item = ScoreItem(tuple(body.steps), len(body.steps))
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
@@ -242,16 +261,17 @@ class Jobs:
             if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
                 raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
             return tuple(prompt)
-        min_tokens = len(prompt) // self._encoder.longest_token
-        if min_tokens > self._context:
-            raise context_exceeded(self._context, f"{path} has more than {min_tokens}", path)
-        if not (ids := self._tokens(path, prompt)):
+        try:
+            ids = self._tokens(path, prompt, self._context)
+        except PromptTooLong as error:
+            raise context_exceeded(self._context, f"{path} has {error}", path) from None
+        if not ids:
             raise BadRequest(f"{path} has no tokens", path)
         return ids
 
-    def _tokens(self, path: str, text: str) -> tuple[int, ...]:
+    def _tokens(self, path: str, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
         try:
-            return tuple(self._encoder.encode_text(text))
+            return tuple(self._encoder.encode_text(text, max_tokens=max_tokens))
         except ValueError as error:
             raise BadRequest(f"{path}: {error}", path) from None
 

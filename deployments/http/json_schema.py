@@ -33,6 +33,9 @@ MAX_CHARS = 16_384
 written once more."""
 MAX_DEPTH = 16
 """Maximum depth of schemas inside schemas."""
+MAX_SCHEMAS = 4096
+"""Maximum number of schemas inside a schema as it is written for the engine, where what references name may be repeated
+for each of them."""
 
 
 class CheckedSchema(NamedTuple):
@@ -73,6 +76,7 @@ class _Reader:
         """Names, in the ``$defs`` for the engine, of what references name."""
         self._known_types: dict[int, frozenset[str]] = {}
         """Types of values, by the id of the client's schema that they satisfy."""
+        self._read_schemas = 0
         self.unheld: dict[str, None] = {}
         """Keywords that were left out, in order."""
 
@@ -102,6 +106,9 @@ class _Reader:
             raise _refused(path, "must be a schema: an object")
         if depth > MAX_DEPTH:
             raise _refused(path, f"is nested in more than {MAX_DEPTH} schemas")
+        self._read_schemas += 1
+        if self._read_schemas > MAX_SCHEMAS:
+            raise _refused(self._path, f"has more than {MAX_SCHEMAS} schemas with what its references name")
         given = as_one_object(self._with_names(given), pointer, self._references)
         schema, origins, unheld = supported_form(given, pointer)
         self.unheld |= dict.fromkeys(f"format ({given['format']})" if each == "format" else each for each in unheld)

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from deployments.http.json_schema_forms import ANNOTATIONS, FORMATS, MAX_NUMBER, TYPES, is_never
 
 MAX_COUNT = 100_000
+MAX_LEAST = 500
+"""Maximum of lower bounds. Until a text has reached its bound, the engine's memory for it grows with its square."""
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -35,6 +37,7 @@ _CHOICES = _Value(
 )
 _NAMED = _Value(lambda given: isinstance(given, dict), "an object of schemas")
 _COUNT = _Value(lambda given: type(given) is int and 0 <= given <= MAX_COUNT, f"an integer from 0 to {MAX_COUNT}")
+_LEAST = _Value(lambda given: type(given) is int and 0 <= given <= MAX_LEAST, f"an integer from 0 to {MAX_LEAST}")
 _LIMIT = _Value(
     lambda given: type(given) in (int, float) and abs(given) <= MAX_NUMBER,
     "a number from -2^53 to 2^53",
@@ -49,13 +52,13 @@ KEYWORDS: Mapping[str, _Value] = {
         ("object",),
     ),
     "additionalProperties": _SCHEMA._replace(types=("object",)),
-    "minProperties": _COUNT._replace(types=("object",)),
+    "minProperties": _LEAST._replace(types=("object",)),
     "maxProperties": _COUNT._replace(types=("object",)),
     "items": _SCHEMA._replace(types=("array",)),
     "prefixItems": _SCHEMAS._replace(types=("array",)),
-    "minItems": _COUNT._replace(types=("array",)),
+    "minItems": _LEAST._replace(types=("array",)),
     "maxItems": _COUNT._replace(types=("array",)),
-    "minLength": _COUNT._replace(types=("string",)),
+    "minLength": _LEAST._replace(types=("string",)),
     "maxLength": _COUNT._replace(types=("string",)),
     "format": _Value(lambda given: given in FORMATS, f"one of {', '.join(FORMATS)}", ("string",)),
     "minimum": _LIMIT,

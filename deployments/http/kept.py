@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from fastapi import Query, Request
 
@@ -19,6 +19,7 @@ from deployments.admission.limits import Bodies
 from deployments.service.live import LiveSettings
 from deployments.store import Damaged, NotThere, Owned, Store
 from deployments.telemetry.context import CLIENT_KEY
+from search.tools.fair_threads import FairThreads, ThreadsFull
 
 logger = logging.getLogger("banyan.http")
 T = TypeVar("T")
@@ -28,15 +29,19 @@ DISK_S = 30.0
 """Timeout of disk work."""
 MAX_UPLOADS = 4
 """Limit per owner at one controller, as are the next two."""
+MAX_ALL_UPLOADS = 16
+"""Limit of all owners together at one controller."""
 MAX_DOWNLOADS = 16
 MAX_STREAMS = 16
+RESERVE_BYTES = 1 << 29
+"""Free bytes that uploads leave on a disk."""
 MIN_COPY_BYTES_PER_S = 4 << 20
 """Minimum rate of copying an upload; slower copies time out."""
-_THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
-OWNER_THREADS = 2
-"""Threads that one owner may occupy. Its other work waits outside of their queue, so that of others need not."""
-_COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
-"""Threads for copies, so that other disk work need not wait for them. There are more than one owner can occupy."""
+MAX_JOBS = 1024
+"""Maximum number of accesses to the disk that run or wait, of all owners. One owner alone gets half of it."""
+_THREADS = FairThreads(4, MAX_JOBS, "store")
+_COPIES = FairThreads(2 * MAX_UPLOADS, MAX_JOBS, "copies")
+"""Threads for copies, so that other disk work need not wait for them. One owner can occupy `MAX_UPLOADS` of them."""
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
@@ -50,9 +55,7 @@ class StoreAccess:
         self.bodies = Bodies(live)
         """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """For each owner with work for the threads: the threads that it may still occupy."""
-        self.uploads = OwnerLimit(MAX_UPLOADS, "uploads")
+        self.uploads = OwnerLimit(MAX_UPLOADS, "uploads", MAX_ALL_UPLOADS)
         self.downloads = OwnerLimit(MAX_DOWNLOADS, "downloads")
         self.streams = OwnerLimit(MAX_STREAMS, "streams of events")
 
@@ -73,48 +76,58 @@ class StoreAccess:
         task.add_done_callback(self._later.discard)
         return task
 
-    async def do(self, owner: str, work: Callable[[], T]) -> T:
-        """Runs ``work`` of ``owner`` in a thread and returns its result. Each owner has `OWNER_THREADS` at a time.
+    async def do(self, owner: str, work: Callable[[], T], size: int = 1) -> T:
+        """Runs ``work`` of ``owner`` in a thread and returns its result. Owners take turns.
+
+        Args:
+            size: 0 for work that is never refused, such as writing what a search has found.
 
         Raises:
+            Busy: too much work waits, of the owner or of all.
             Unavailable: the disk failed, or the work was not done in time.
             StoreError: raised by ``work``.
         """
-        return await _in_time(self._in_turn(owner, work), DISK_S)
+        return await _in_time(_THREADS.run(owner, work, size), DISK_S)
 
-    async def copy(self, work: Callable[[], T], size: int) -> T:
+    async def copy(self, owner: str, work: Callable[[], T], size: int) -> T:
         """Like `do`, for work that copies ``size`` bytes: it has threads of its own, and its timeout allows for
-        `MIN_COPY_BYTES_PER_S`. The caller limits how many copies an owner has in progress (`uploads`)."""
-        copied = asyncio.get_running_loop().run_in_executor(_COPIES, work)
-        return await _in_time(copied, DISK_S + size / MIN_COPY_BYTES_PER_S)
+        `MIN_COPY_BYTES_PER_S`."""
+        return await _in_time(_COPIES.run(owner, work), DISK_S + size / MIN_COPY_BYTES_PER_S)
 
-    def let_go(self, file: BinaryIO) -> None:
+    def check_disk(self, more: int = 0) -> None:
+        """Checks that an upload may write ``more`` bytes, to the temporary directory and then to the store. Blocks on
+        the disk.
+
+        Raises:
+            Unavailable: a disk would have less than `RESERVE_BYTES` left.
+            OSError: a disk failed.
+        """
+        for directory in (tempfile.gettempdir(), self.store.settings.path or "."):
+            if shutil.disk_usage(directory).free < more + RESERVE_BYTES:
+                raise Unavailable("there is no room for uploads now; try again", code="store_unavailable")
+
+    def let_go(self, owner: str, file: BinaryIO) -> None:
         """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""
-        _THREADS.submit(file.close)
-
-    async def _in_turn(self, owner: str, work: Callable[[], T]) -> T:
-        turn = self._turns.setdefault(owner, asyncio.Semaphore(OWNER_THREADS))
-        await turn.acquire()
-        done = asyncio.get_running_loop().run_in_executor(_THREADS, work)
-        # Not before the thread is free: on a hanging disk it is not when the request has been given up.
-        done.add_done_callback(lambda _: turn.release())
-        return await asyncio.shield(done)
+        _THREADS.submit(owner, file.close, size=0)
 
 
 async def _in_time(work: Awaitable[T], seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await work
+    except ThreadsFull:
+        raise Busy("too many requests wait for what is kept here; send fewer at a time", "store") from None
     except OSError as error:  # TimeoutError is a subclass
         logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
         raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
 
 
 class OwnerLimit:
-    """Concurrency limit per owner, for one kind of request at one controller."""
+    """Concurrency limit per owner, and of all owners, for one kind of request at one controller."""
 
-    def __init__(self, most: int, kind: str) -> None:
+    def __init__(self, most: int, kind: str, most_of_all: int | None = None) -> None:
         self._most = most
+        self._most_of_all = most_of_all
         self._kind = kind
         self._now: Counter[str] = Counter()
 
@@ -123,10 +136,12 @@ class OwnerLimit:
         """Counts one request of ``owner`` for the duration of the block.
 
         Raises:
-            Busy: the owner is at the limit.
+            Busy: the owner is at the limit, or all are.
         """
         if self._now[owner] >= self._most:
             raise Busy(f"{self._most} {self._kind} are on their way already; open fewer at a time", "bodies")
+        if self._most_of_all is not None and self._now.total() >= self._most_of_all:
+            raise Busy(f"too many {self._kind} of other clients are on their way; try again shortly", "bodies")
         self._now[owner] += 1
         try:
             yield

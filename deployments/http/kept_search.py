@@ -155,7 +155,7 @@ class KeptSearch:
 
     async def _finish(self, writer: SearchWriter) -> None:
         try:
-            await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies))
+            await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
         except (ApiError, StoreError) as error:
             reason = api_error(error).message
             logger.warning("the reply of a search is not kept: %s", reason)
@@ -171,14 +171,14 @@ class KeptSearch:
 
         if lines or self._background:
             with suppress(ApiError):  # already logged
-                await self._kept.do(self._owner, write)
+                await self._kept.do(self._owner, write, size=0)
 
 
 class KeptStream(SearchStream):
     """The reply to a streamed request whose search was added to the store before."""
 
-    def __init__(self, searching: KeptSearch, job: SearchJob, place: Place, script: StreamFormat) -> None:
-        super().__init__(searching, job, place, script)
+    def __init__(self, searching: KeptSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
+        super().__init__(searching, job, scope, script)
         self._searching = searching
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

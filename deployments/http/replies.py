@@ -10,6 +10,7 @@ from starlette.responses import Response
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
 from deployments.service.answer_cache import CachedOutcome
+from deployments.service.searches import ScoreOutcome
 from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
@@ -319,17 +320,21 @@ def text_completion(
         "created": created,
         "model": model_name,
         "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": found.generated_tokens,
-            "total_tokens": prompt_tokens + found.generated_tokens,
-        },
+        "usage": _usage(prompt_tokens + found.recomputed_tokens, found.generated_tokens),
     }
 
 
-def rewards(model_name: str, values: Sequence[float], prompt_tokens: int) -> Json:
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}
-    return {"object": "score", "model": model_name, "rewards": list(values), "usage": usage}
+def rewards(model_name: str, scored: ScoreOutcome) -> Json:
+    usage = _usage(scored.prompt_tokens, scored.generated_tokens)
+    return {"object": "score", "model": model_name, "rewards": list(scored.rewards), "usage": usage}
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def dumps(value: Json) -> str:

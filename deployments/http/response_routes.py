@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from deployments.admission.auth import is_job, key_of
 from deployments.admission.body import by_size
+from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, Unavailable, api_error
 from deployments.admission.middleware import place_of, taken_over
@@ -56,7 +57,11 @@ async def create_response(request: Request, served: Served) -> Response:
             return chat, served.jobs.search(chat, key_of(request.scope))
 
     sizes = [len(await request.body()), *(len(turn["content"] or "") for turn in earlier)]
-    chat, job = await by_size(prepare, sum(sizes))
+    chat, job = await by_size(prepare, sum(sizes), client_of(request.scope))
+    served.searches.check(job, place_of(request.scope))
+    if job.json_schema:
+        with spoken_of(asked, len(earlier)):
+            await served.check_schema(job, request)
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     reply = Responses(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)
@@ -77,14 +82,14 @@ async def create_response(request: Request, served: Served) -> Response:
             reply.unstored(api_error(error).message)
         else:
             if asked.stream:
-                return KeptStream(keeping, job, place, reply)
+                return KeptStream(keeping, job, request.scope, reply)
             try:
                 outcome = await while_connected(request.receive, keeping.search(job, place))
             finally:
                 keeping.leave()
             return json_response(reply.ended(outcome))
     if asked.stream:
-        return SearchStream(searching, job, place, reply)
+        return SearchStream(searching, job, request.scope, reply)
     outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(reply.ended(outcome))
 
@@ -181,6 +186,8 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
             message = f"{PREVIOUS} is not supported: {none}; send the conversation in input"
             raise BadRequest(message, PREVIOUS, "store_disabled")
         return False
+    if asked.background and is_job(scope):
+        raise BadRequest("background must be false in a job: what a line asks for ends with the line", "background")
     return not is_job(scope) if asked.store is None and not asked.background else asked.store is not False
 
 

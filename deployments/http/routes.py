@@ -1,5 +1,6 @@
 """The HTTP routes. A handler parses its request, calls a service, and writes the reply."""
 
+import re
 from copy import copy
 from typing import Any
 
@@ -7,6 +8,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.admission import errors
 from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_of
@@ -42,27 +45,28 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, response_routes.router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)
+    admission = Admission(endpoint.searches.places, endpoint.quotas, endpoint.loop_delay, endpoint.live)
     bodies: dict[Any, type[BaseModel]] = {
         chat_completions: ChatRequest,
         search: ChatRequest,
         response_routes.create_response: ResponsesRequest,
     }
     for route in app.routes:
+        if isinstance(route, Route):
+            # Starlette's pattern ends with $, which also matches before a newline: all else compares whole paths.
+            route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
+        if isinstance(route, APIRoute) and route.path in WORK:
+            route.app = admission.guard(route.app)
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The middleware added last runs first: normalize, count refusals, check the origin and the key, read the body and
-    # take a place.
-    app.add_middleware(
-        Admission,
-        paths=WORK,
-        places=endpoint.searches.places,
-        loop_delay=endpoint.loop_delay,
-        live=endpoint.live,
-    )
+    # The middleware added last runs first: normalize, count refusals, find the client's address, check the origin and
+    # the key.
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
         app.add_middleware(CheckOrigin, keys=keys, allowed=endpoint.allowed_origins, host=endpoint.host)
+        if endpoint.trusted_proxies:
+            app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(endpoint.trusted_proxies))
     app.add_middleware(CountRefusals, refused=endpoint.refused)
     app.add_middleware(Normalize)
     return app
@@ -78,8 +82,8 @@ async def chat_completions(request: Request, served: Served) -> Response:
         chunks = replies.Chunks(head, bool(chat.stream_options and chat.stream_options.include_usage))
         if isinstance(searching, KeptSearch):
             await searching.begin(job)  # a store that cannot be written is a status, not an event
-            return KeptStream(searching, job, place, chunks)
-        return SearchStream(searching, job, place, chunks)
+            return KeptStream(searching, job, request.scope, chunks)
+        return SearchStream(searching, job, request.scope, chunks)
     outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(replies.completion(head, outcome))
 
@@ -123,8 +127,8 @@ async def score(request: Request, served: Served) -> Response:
         return body, served.jobs.scoring(body, key_of(request.scope))
 
     body, job = await served.prepared(request, prepare)
-    [rewards] = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
-    return json_response(replies.rewards(body.model or served.served_name, rewards, job.prompt_tokens))
+    outcome = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
+    return json_response(replies.rewards(body.model or served.served_name, outcome))
 
 
 @router.get("/v1/models")
@@ -163,14 +167,19 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     """Parses a chat request and returns it with its job.
 
     Raises:
-        ApiError: the request is invalid; see `Jobs.search`.
+        ApiError: the request is invalid; see `Jobs.search` and `Endpoint.check_schema`.
+        HarmfulRequest: it asks the same as a request that ended two engines.
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
         chat = ChatRequest.parse(given, served.jobs.unknown_fields)
         return chat, served.jobs.search(chat, key_of(request.scope))
 
-    return await served.prepared(request, prepare)
+    chat, job = await served.prepared(request, prepare)
+    served.searches.check(job, place_of(request.scope))  # before a stream begins
+    if job.json_schema:
+        await served.check_schema(job, request)
+    return chat, job
 
 
 def _searching(

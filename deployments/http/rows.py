@@ -17,12 +17,14 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.admission.body import read_by, validated
-from deployments.admission.errors import BadRequest
+from deployments.admission.errors import BadRequest, Busy, EndsEngines
 from deployments.admission.proxy import WORK
 from deployments.admission.service_tier import flex_unless_said
 
 PATIENCE_S = 3600.0
 """Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""
+ROWS = "rows"
+"""Owner of the rows' bodies in the threads that read long bodies."""
 MAX_PAUSE_S = 10.0
 """Maximum pause between two attempts of a row, even if ``Retry-After`` is longer."""
 
@@ -48,7 +50,8 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     concern only the row, which becomes an error row under ``should_continue_on_error``.
 
     Raises:
-        ValueError: the row is no request, or the endpoint refuses it; names the status and the invalid field.
+        ValueError: the row is no request, the endpoint refuses it, or it ended two engines; names the status and the
+            invalid field.
         TimeoutError: no answer by the search's deadline, or no place within ``PATIENCE_S``.
         RuntimeError: the service failed.
     """
@@ -65,7 +68,8 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     message = f"{status}: {reply['error']['message']}"
     if status == httpx.codes.GATEWAY_TIMEOUT:
         raise TimeoutError(message)
-    raise ValueError(message) if status < 500 else RuntimeError(message)
+    own = status < 500 or reply["error"]["code"] == EndsEngines.default_code
+    raise ValueError(message) if own else RuntimeError(message)
 
 
 async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:
@@ -76,11 +80,13 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
     """
     deadline = time.monotonic() + PATIENCE_S
     body = asked.body.encode()
-    if asked.url in WORK:
-        body = await read_by(flex_unless_said, body)
     while True:
-        status, header_pairs, content = await answer("POST", asked.url, body)
-        headers = dict(header_pairs)
+        try:
+            sent = await read_by(flex_unless_said, body, ROWS) if asked.url.rstrip("/") in WORK else body
+            status, header_pairs, content = await answer("POST", asked.url, sent)
+            headers = dict(header_pairs)
+        except Busy as busy:
+            status, headers, content = busy.status, busy.headers, b""
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, headers, content
         if time.monotonic() > deadline:

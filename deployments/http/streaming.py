@@ -9,6 +9,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import ApiError, api_error
+from deployments.admission.middleware import leave, place_of
 from deployments.http.replies import Data, dumps
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
@@ -56,12 +57,13 @@ class EventStream(EventSourceResponse):
 class SearchStream(EventStream):
     """The reply to a streamed request. The search ends when the reply ends, for any reason."""
 
-    def __init__(self, searching: Searching, job: SearchJob, place: Place, script: StreamFormat) -> None:
-        super().__init__(stream(searching, job, place, script))
+    def __init__(self, searching: Searching, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
+        """``scope``: of the admitted request. It gives back its place once the search has ended."""
+        super().__init__(stream(searching, job, scope, script))
 
 
 async def stream(
-    searching: Searching, job: SearchJob, place: Place, script: StreamFormat
+    searching: Searching, job: SearchJob, scope: Scope, script: StreamFormat
 ) -> AsyncIterator[ServerSentEvent]:
     """Runs a search and yields its events; an error is the last event. Closing the generator cancels the search."""
     # Unbounded, because the search must not wait for a slow client. The search's node limit bounds it.
@@ -69,8 +71,9 @@ async def stream(
 
     async def searched() -> SearchOutcome:
         try:
-            return await searching.search(job, place, events.put_nowait)
+            return await searching.search(job, place_of(scope), events.put_nowait)
         finally:
+            await leave(scope)
             events.put_nowait(None)
 
     # The task has the request's context, so Serve counts its calls as the request's. It never outlives this generator.

@@ -25,13 +25,17 @@ class RoutedCall(NamedTuple):
     search_id: str
     avoid: tuple[str, ...] = ()
     """Actor ids of replicas to avoid; see `search.ports.ExpandRequest`."""
+    alone: bool = False
+    """Likewise."""
 
 
 def asked(call: PendingRequest | None) -> RoutedCall | None:
     """The search of a call; None for a call without one, such as a canary."""
     request = call.args[0] if call is not None and call.args else None
     search_id = getattr(request, "search_id", None)
-    return RoutedCall(search_id, getattr(request, "avoid", ())) if isinstance(search_id, str) else None
+    if not isinstance(search_id, str):
+        return None
+    return RoutedCall(search_id, getattr(request, "avoid", ()), getattr(request, "alone", False))
 
 
 class CallMatching:
@@ -61,6 +65,9 @@ class CallMatching:
 class HomeRouter(CallMatching, RequestRouter):
     """Sends a search's calls to its home (`deployments.scaling.homes`).
 
+    A call that has the engine alone goes to the replica with the lowest id, whichever controller makes it: two such
+    calls meet there, and the second one waits for the first.
+
     It counts only the open calls of this process. Serve knows the calls of all processes only for replicas that it has
     asked within ten seconds, and for a call without a stream only as of its start.
     """
@@ -88,6 +95,8 @@ class HomeRouter(CallMatching, RequestRouter):
             self._there = {each.replica_id.unique_id: each for each in candidate_replicas}
             self._calls = {name: self._calls.get(name, 0) for name in self._there}
         avoid = {name for name, each in self._there.items() if each.actor_id.hex() in call.avoid} if call.avoid else ()
+        if call.alone:
+            return [[self._there[min(self._there, key=lambda name: (name in avoid, name))]]]
         return [[self._there[self._homes.choose(call.search_id, self._calls, avoid)]], any_two]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:

@@ -1,10 +1,12 @@
 """Token-level beam search: what ``/v1/completions`` does, without HTTP."""
 
 import asyncio
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from deployments.service.places import Place
 from deployments.service.searches import GRACE_S, SearchService, late_is_timeout
+from deployments.service.suspects import digest_of
 from search.ports import TokenBeamReply, TokenBeamRequest
 
 
@@ -25,6 +27,11 @@ class CompletionJob(NamedTuple):
     def prompt_tokens(self) -> int:
         return sum(map(len, self.request.prompts))
 
+    def digest(self, owner: str) -> bytes:
+        """What is asked, for `deployments.service.suspects.Suspects`."""
+        request = self.request
+        return digest_of(owner, "completion", request.prompts, request.settings.skip_reading_prefix_cache)
+
 
 class CompletionService:
     """Runs completions on the generators that searches use, too."""
@@ -34,16 +41,20 @@ class CompletionService:
         self._generator = generator
 
     async def complete(self, job: CompletionJob, place: Place) -> TokenBeamReply:
-        """Runs a request and adds its tokens to ``place``; if it fails or is cancelled, only its prompt tokens.
+        """Runs a request and adds its tokens to ``place``, those that were computed again included; if it fails or is
+        cancelled, only its prompt tokens.
 
         Raises:
+            HarmfulRequest: as `SearchService.search`.
             TimeoutError: the request was not done by its deadline.
             GeneratorError: the engines of all replicas failed.
         """
         place.charged += job.prompt_tokens
         # The call should end by the request's own deadline; this timeout ends one that does not.
-        async with asyncio.timeout(job.request.deadline_s + GRACE_S):
-            with late_is_timeout(job.request.deadline_s):
-                reply = await self._generator.token_beam(job.request)
-        place.charged += reply.generated_tokens
+        suspects, request = self._searches.suspects, job.request
+        with suspects.request(request.search_id, partial(job.digest, place.owner.name)):
+            async with asyncio.timeout(request.deadline_s + GRACE_S):
+                with late_is_timeout(request.deadline_s):
+                    reply = await self._generator.token_beam(request)
+        place.charged += reply.generated_tokens + reply.recomputed_tokens
         return reply

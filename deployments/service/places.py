@@ -60,13 +60,13 @@ class Place:
     since: float = field(default_factory=time.monotonic)
     """When the request got the place, monotonic seconds."""
     charged: int = 0
-    """Prompt tokens, and tokens that were generated outside of searches."""
+    """Prompt tokens, and tokens that were generated, or computed again, outside of searches."""
     searches: list[SearchCost] = field(default_factory=list)
     """Costs of the request's searches."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of the request so far: prompts, generated tokens, and those that the step hook added."""
+        """Tokens of the request so far: ``charged``, generated tokens, and those that the step hook added."""
         return self.charged + sum(cost.generated_tokens + cost.hook_tokens for cost in self.searches)
 
 

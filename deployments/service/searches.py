@@ -7,11 +7,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 from deployments.service.places import Place, Places
+from deployments.service.suspects import Suspects, digest_of
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
+from search.rewards import ScoringCost
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
@@ -46,6 +49,10 @@ class SearchJob(NamedTuple):
     side_call: bool = False
     """Whether a chat window asked for something of its own, such as a title."""
 
+    def digest(self, owner: str) -> bytes:
+        """What is asked, for `Suspects`."""
+        return digest_of(owner, "search", [self.prompt], self.question, self.json_schema)
+
 
 class ScoreJob(NamedTuple):
     """A validated path to score."""
@@ -53,6 +60,21 @@ class ScoreJob(NamedTuple):
     request: ScoreRequest
     prompt_tokens: int
     """Tokens of question and steps, counted by the generator's tokenizer as all tokens of a quota are."""
+
+    def digest(self, owner: str) -> bytes:
+        """What is asked, for `Suspects`."""
+        return digest_of(owner, "score", [], self.request.question, self.request.items)
+
+
+class ScoreOutcome(NamedTuple):
+    """The rewards of a path, and the tokens that its owner is charged."""
+
+    rewards: Sequence[float]
+    prompt_tokens: int
+    """Those of the job, or those that the reward model computed where they are more: of some families every step reads
+    the whole path."""
+    generated_tokens: int
+    """Those of critiques."""
 
 
 Observer = Callable[[SearchJob, SearchTree, SearchCost], AbstractContextManager[EventSink]]
@@ -80,11 +102,17 @@ class SearchService:
     """Runs all searches of one controller replica. For use in one event loop."""
 
     def __init__(
-        self, environment: SearchEnvironment, places: Places, seconds: float, observed: Observer = unobserved
+        self,
+        environment: SearchEnvironment,
+        places: Places,
+        seconds: float,
+        observed: Observer = unobserved,
+        suspects: Suspects | None = None,
     ) -> None:
         """``places``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
         none."""
         self.places = places
+        self.suspects = suspects or Suspects()
         self._environment = environment
         self._observed = observed
         self._seconds = seconds
@@ -106,9 +134,14 @@ class SearchService:
         The cost is added to ``place`` as it arises, so it is known however the search ends.
 
         Raises:
+            HarmfulRequest: it ended two engines, or asks the same as a request that did.
             SearchError: the search has no answer; see `search.errors`.
             TimeoutError: it had none by the operator's wall-clock limit, or did not end by its own deadline.
         """
+        with self.suspects.request(job.search_id, partial(job.digest, place.owner.name)):
+            return await self._search(job, place, *sinks)
+
+    async def _search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
         tree = SearchTree()
         free = self._disposal.watch(tree)
         place.charged += len(job.prompt)
@@ -146,18 +179,33 @@ class SearchService:
                 raise TimeoutError from None
             raise
 
-    async def score(self, job: ScoreJob, place: Place) -> Sequence[Sequence[float]]:
-        """Returns the rewards of each item, and adds the tokens to ``place``.
+    def check(self, job: SearchJob, place: Place) -> None:
+        """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
+        self.suspects.check(partial(job.digest, place.owner.name))
+
+    async def score(self, job: ScoreJob, place: Place) -> ScoreOutcome:
+        """Scores the one path of a job, and adds the tokens to ``place``; if it fails or is cancelled, only the job's.
 
         Raises:
+            HarmfulRequest: as `search`.
             ScorerError: the scorer gave no usable rewards.
             TimeoutError: it gave none by the request's deadline.
         """
         place.charged += job.prompt_tokens
-        with late_is_timeout(job.request.deadline_s):
-            return await self._environment.scorer.score(job.request)
+        watched = self.suspects.request(job.request.search_id, partial(job.digest, place.owner.name))
+        with watched, late_is_timeout(job.request.deadline_s):
+            rows = await self._environment.scorer.score(job.request)
+        [rewards] = rows
+        cost: ScoringCost = getattr(rows, "cost", ScoringCost())
+        outcome = ScoreOutcome(
+            rewards, max(job.prompt_tokens, cost.prompt_tokens - cost.cached_tokens), cost.generated_tokens
+        )
+        place.charged += outcome.prompt_tokens - job.prompt_tokens + outcome.generated_tokens
+        return outcome
 
     def check_integrity(self) -> list[str]:
         """Leaked places, queue entries and calls of the step hook, when no search runs; empty when all is well."""
         hook = self._environment.step_hook
-        return self.places.check_integrity() + (hook.check_integrity() if hook else [])
+        return (
+            self.places.check_integrity() + self.suspects.check_integrity() + (hook.check_integrity() if hook else [])
+        )

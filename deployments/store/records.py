@@ -24,7 +24,7 @@ LOCK_WAIT_S = 5.0
 DRAFT = ".draft-"
 """Prefix of the names of drafts: incomplete files and directories. Abandoned drafts are swept."""
 MAX_RECORD_BYTES = 1 << 20
-"""Maximum size of a record, unless the settings have a limit for it."""
+"""Maximum size of a record, but for those that hold what a client has sent or is told."""
 UNREADABLE = (
     errno.EACCES,
     errno.EPERM,
@@ -94,15 +94,15 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def write_record(path: Path, record: Stored, most: int = MAX_RECORD_BYTES, setting: str | None = None) -> None:
+def write_record(path: Path, record: Stored, most: int = MAX_RECORD_BYTES) -> None:
     """Writes a record with `write_whole`.
 
     Raises:
-        Full: it is longer than ``most`` bytes, the limit by the field ``setting`` of `StoreSettings`, if by any.
+        Full: it is longer than ``most`` bytes.
     """
     content = record.model_dump_json().encode()
     if len(content) > most:
-        raise Full("bytes of one record", most, setting)
+        raise Full("bytes of one record", most)
     write_whole(path, content)
 
 

@@ -42,6 +42,8 @@ from deployments.store.records import (
 from deployments.store.settings import StoreSettings
 
 RECORD, BEGUN, END, EVENTS, LEASE = "record.json", "begun.json", "end.json", "events.jsonl", "lease"
+MAX_REPLY_BYTES = 1 << 26
+"""Maximum size of a reply, and of a response's request. The longest body and tree are shorter."""
 CANCEL = "cancel"
 """Name of the mark of a cancelled search."""
 MAX_READ_BYTES = 1 << 20
@@ -90,7 +92,7 @@ class SearchEnd(Stored):
 
 
 LOST: dict[str, Any] = {
-    "message": "the search was lost: the controller that ran it was, or the store could not be written at its end",
+    "message": "the controller that ran this search was lost, and the search with it, or its end could not be stored",
     "type": "server_error",
     "param": None,
     "code": "search_lost",
@@ -188,7 +190,7 @@ class Search:
         Raises:
             NotThere: the search has been removed, or its reply is no response.
         """
-        record = read_record(self._directory / BEGUN, ResponseRecord, self.id, self._settings.search_bytes_max)
+        record = read_record(self._directory / BEGUN, ResponseRecord, self.id, MAX_REPLY_BYTES)
         if record is None:
             raise NotThere("response", self.id)
         checked(record.response, _Response, self.id, BEGUN)
@@ -254,7 +256,7 @@ class Search:
         return event
 
     def _result(self, part: str, kind: type[Stored]) -> dict[str, Any] | None:
-        value = read_json(self._directory / part, self.id, self._settings.search_bytes_max)
+        value = read_json(self._directory / part, self.id, MAX_REPLY_BYTES)
         if value is not None:
             checked(value, kind, self.id, part)
         elif (end := self.end) is not None and end.status is SearchStatus.FINISHED:
@@ -276,7 +278,7 @@ class SearchWriter:
     def __init__(self, directory: Path, most_bytes: int, events: RawIOBase, held: ExitStack) -> None:
         """``held``: the lease and other resources, which ``end`` closes."""
         self._directory = directory
-        self._most_bytes = self._room = most_bytes
+        self._room = most_bytes
         self._events = events
         self._held = held
         self._lock = threading.Lock()
@@ -322,8 +324,8 @@ class SearchWriter:
             write_record(self._directory / END, end)
 
     def _write(self, name: str, content: bytes) -> None:
-        if len(content) > self._most_bytes:
-            raise Full("bytes of one reply", self._most_bytes, "search_bytes_max")
+        if len(content) > MAX_REPLY_BYTES:
+            raise Full("bytes of one reply", MAX_REPLY_BYTES)
         write_whole(self._directory / name, content)
 
 
@@ -348,7 +350,7 @@ class Searches:
         try:
             write_record(draft / RECORD, record)
             if response is not None:
-                write_record(draft / BEGUN, response, self._settings.search_bytes_max, "search_bytes_max")
+                write_record(draft / BEGUN, response, MAX_REPLY_BYTES)
             with ExitStack() as held:
                 # Leased before it is visible: the lease moves with the directory.
                 held.enter_context(locked(draft / LEASE))

@@ -113,6 +113,9 @@ GENERATED_TOKENS = _counter(
     "key",
 )
 RETRIES = _counter(_C, "retries_total", "Calls made again because a replica failed", "call")
+HARMFUL = _counter(
+    _C, "harmful_requests_total", "Requests that ended an engine twice, the second time while it worked on nothing else"
+)
 ANSWERS_LOOKED_UP = _counter(
     _C,
     "answer_cache_lookups_total",

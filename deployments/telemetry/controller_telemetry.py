@@ -29,7 +29,7 @@ class ControllerFigures:
         self._places = places
         self._delay = delay
         # Publish 0 before the first event: a counter that first appears at 1 shows no increase.
-        for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED):
+        for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED, catalog.HARMFUL):
             metrics.add(metric, 0)
         for call in CALLS:
             metrics.add(catalog.RETRIES, 0, call)
@@ -73,6 +73,10 @@ class ControllerTelemetry:
     def retried(self, call: str) -> None:
         """Counts a retried call."""
         self.metrics.add(catalog.RETRIES, 1, call)
+
+    def found_harmful(self) -> None:
+        """Counts a request that ended two engines."""
+        self.metrics.add(catalog.HARMFUL, 1)
 
     def hook_called(self, call: HookCall) -> None:
         """Counts a call of the step hook, and logs the first of a row of failures."""

@@ -75,7 +75,9 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         return finished
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if not self.lazy_offload:
+        # vLLM overrides the answer for requests that skip the prefix cache: it would neither wait for a lookup, whose
+        # locks nobody would then release, nor load anything.
+        if not self.lazy_offload or request.skip_reading_prefix_cache:
             self._get_or_create_request_tracker(request)
             return 0, False
         whole = self._whole_chunk_tokens(request.num_tokens)
@@ -197,6 +199,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         """Reports nothing: the server would only count the blocks, and every step would send it all new tokens."""
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        # Every request that is scheduled passes here, and from here on has a tracker, whether or not vLLM heeded the
+        # answer to its lookup.
+        if request.request_id not in self.request_trackers:
+            self._get_or_create_request_tracker(request)
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens > 0:
             self._fetches.loads(request.request_id)

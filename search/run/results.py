@@ -5,12 +5,16 @@ from itertools import chain
 from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
+from search.answers.thoughts import open_thought
 from search.budget import NOTHING, BudgetMeter, Cost
 from search.ports import Child, Headroom, StopCondition
 from search.run.path_limits import PathLimits
 from search.run.planning import Batch, reserved
 from search.run.report import SearchCost
 from search.tree import HookEffect, Node, NodeStatus, SearchTree, Step, StepEnd
+
+_BEHIND_THOUGHT = ".\n"
+"""A text that is no thought and has no answer, for what is read behind it: not as the beginning of a text."""
 
 
 class Received(NamedTuple):
@@ -57,7 +61,9 @@ class Results:
             self._give_back(node)
             return Received([], [])
         reservation = reserved(node)
-        steps = joined(child.steps, min(reservation.nodes, self._steps_to_answer(child)))
+        # The path ends at its first answer, and `joined` adds the text after it to that step.
+        answer = self._answer_at(self._tree[child.parent], child.steps)
+        steps = joined(child.steps, reservation.nodes if answer is None else min(reservation.nodes, answer))
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
@@ -121,29 +127,31 @@ class Results:
             step.end is not StepEnd.DELIMITER
             # An empty step would repeat until max_depth is reached.
             or not step.token_ids
-            or self._has_answer(above, (), step)
+            or self._answer_at(above, (step,)) is not None
             or self._limits.tokens(above) - len(step.token_ids) < 1
             or self._limits.steps(above) - 1 < 1
         )
 
-    def _has_answer(self, above: Node, before: Sequence[Step], step: Step) -> bool:
-        """Whether a step has an answer. ``above`` and the steps ``before`` it are its path; the first step of a path
-        continues the prefill. A box in a thought that began earlier, in the prompt even, is none."""
-        prefill = self._tree.prefill
-        is_first = above.depth == 0 and not before
-        if is_first and self._answered:
-            return True
-        if boxed_answer(prefill.rest + step.text if is_first else step.text) is None:
-            return False
-        earlier = self._tree.beginning + above.text + "".join(each.text for each in before)
-        return boxed_answer(earlier + step.text) is not None
-
-    def _steps_to_answer(self, child: Child) -> int:
-        """The number of the child's steps up to the first one with an answer; all of them if none has one. The path
-        ends there, and `joined` adds the text after it to that step."""
-        above, steps = self._tree[child.parent], child.steps
-        found = (index + 1 for index, step in enumerate(steps) if self._has_answer(above, steps[:index], step))
-        return next(found, len(steps))
+    def _answer_at(self, above: Node, steps: Sequence[Step]) -> int | None:
+        """The number of steps, written below ``above``, up to the first one with an answer; None if none has one. The
+        first step of a path continues the prefill. A box in a thought that began earlier, in the prompt even, is none.
+        """
+        rest = self._tree.prefill.rest if above.depth == 0 else ""
+        if above.depth == 0 and steps and self._answered:
+            return 1
+        behind, read = None, 0
+        for number, step in enumerate(steps, start=1):
+            if boxed_answer(rest + step.text if number == 1 else step.text) is None:
+                continue
+            if behind is None:
+                behind = self._tree.beginning + above.text
+            behind += "".join(each.text for each in steps[read:number])
+            if boxed_answer(behind) is not None:
+                return number
+            # The box is in a thought: what follows is read behind the mark of that alone, or as text behind it. To read
+            # everything again at each box would take quadratic time.
+            behind, read = open_thought(behind) or _BEHIND_THOUGHT, number
+        return None
 
     def _count(self, child: Child, written: Cost) -> None:
         self._cost.written_steps += written.nodes

@@ -11,6 +11,9 @@ from pathlib import Path
 class WorkerLost(RuntimeError):
     """The worker died, gave no reply in time, or cannot be started."""
 
+    status: int | None = None
+    """Exit status of a worker that died by itself; the negative number of the signal that ended it."""
+
 
 class WorkerProcess:
     """Runs a worker script, started at first use and replaced when it hangs or dies.
@@ -87,7 +90,9 @@ class WorkerProcess:
             return self._read(process.stdout.fileno(), end)
         except OSError as error:  # TimeoutError is an OSError too.
             self.close()
-            raise WorkerLost(f"the {self._name} died or gave no reply in {timeout_s:g} s") from error
+            lost = WorkerLost(f"the {self._name} died or gave no reply in {timeout_s:g} s")
+            lost.status = None if isinstance(error, TimeoutError) else process.returncode
+            raise lost from error
 
     def _write(self, descriptor: int, line: bytes, end: float) -> None:
         """Writes without blocking: a stopped process does not read, and the pipe fills up."""

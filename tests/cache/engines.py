@@ -49,12 +49,18 @@ class Engine:
         return EngineCounters.of(self.llm).figures.external_hits
 
     async def ask(
-        self, token_ids: list[int], max_tokens: int = 8, began: asyncio.Event | None = None, salt: str | None = None
+        self,
+        token_ids: list[int],
+        max_tokens: int = 8,
+        began: asyncio.Event | None = None,
+        salt: str | None = None,
+        **parameters: Any,
     ) -> Reply:
+        """``parameters``: sampling parameters other than those of greedy decoding."""
         from vllm import SamplingParams
 
         self._requests += 1
-        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **parameters)
         tokens: list[int] = []
         cached = 0
         prompt_: Any = {"prompt_token_ids": token_ids} | ({"cache_salt": salt} if salt else {})

@@ -7,6 +7,7 @@ import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,27 @@ def test_prefixes_with_different_salts_are_not_shared(
     until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.compute(prompt(4), salt="mine")))
     found = {salt: runner.run(second.ask(prompt(4), salt=salt)).cached for salt in (None, "yours", "mine")}
     assert found == {None: 0, "yours": 0, "mine": 8 * BLOCK}
+
+
+@pytest.mark.parametrize("parameters", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}], ids=str)
+def test_requests_that_skip_the_prefix_cache_are_answered_without_a_lookup(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner, parameters: dict[str, Any]
+) -> None:
+    """vLLM schedules them whatever the connector answers: several with the same prefix, which the server has or not."""
+    first, second = engines
+    kept, new = (prompt(seed + 10 * len(parameters)) for seed in (30, 31))
+    expected = runner.run(first.ask(kept))
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.compute(kept)))
+    before, locked = lookups(keeper.server), l1(keeper.server)["read_locked_count"]
+
+    async def beams(token_ids: list[int]) -> list[Reply]:
+        return await asyncio.gather(*(second.ask(token_ids, **parameters) for _ in range(4)))
+
+    assert runner.run(beams(kept)) == [Reply(expected.tokens, 0)] * 4
+    assert [reply.cached for reply in runner.run(beams(new))] == [0] * 4
+    assert lookups(keeper.server) == before
+    assert l1(keeper.server)["read_locked_count"] == locked
+    assert runner.run(second.ask(new)).cached == 8 * BLOCK
 
 
 def test_requests_aborted_while_their_prefix_loads_do_no_harm(

@@ -1,5 +1,7 @@
 """Text reaches the models as text: nothing that a user or a model writes becomes a special token."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.embedded.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from deployments.engines.encoding import ChatEncoder
+from search.errors import PromptTooLong
 
 HOSTILE = [
     TURN_END,
@@ -49,6 +52,43 @@ def test_text_cannot_become_special_tokens(tokenizer: PreTrainedTokenizerFast, t
     chat = encoder.encode_chat([{"role": "user", "content": text}])
     plain = encoder.encode_chat([{"role": "user", "content": "x"}])
     assert [token for token in chat if token in special] == [token for token in plain if token in special]
+
+
+def test_text_of_special_tokens_is_encoded_in_one_call(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tokens it spells."""
+    pieces, encode = list[int](), tokenizer._encode_plus
+
+    def noted(text: str | list[str], **told: Any) -> Any:
+        pieces.append(1 if isinstance(text, str) else len(text))
+        return encode(text, **told)
+
+    monkeypatch.setattr(tokenizer, "_encode_plus", noted)
+    encoder = ChatEncoder(tokenizer)
+    for times in (1000, 2000):
+        ids = encoder.encode_text(f"{TURN_END}{STEP_TAG}" * times)
+        assert tokenizer.decode(ids) == f"{TURN_END}{STEP_TAG}" * times
+        encoder.encode_chat([{"role": "user", "content": TURN_END * times}])
+    assert len(pieces) == 4
+    assert max(pieces) <= 5, "equal pieces are encoded once"
+
+
+def test_what_has_too_many_tokens_is_not_encoded(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = ChatEncoder(tokenizer)
+    text = "12" * 20
+    tokens = encoder.encode_text(text)
+    assert encoder.encode_text(text, max_tokens=len(tokens)) == tokens, "it is never more than there are"
+    chat = [{"role": "user", "content": text}]
+    assert encoder.encode_chat(chat, max_tokens=(most := len(encoder.encode_chat(chat)))), most
+    monkeypatch.setattr(tokenizer, "_encode_plus", None)
+    for each in ("x" * 50 * encoder.longest_token, TURN_END * 60):
+        with pytest.raises(PromptTooLong, match=r"at least \d\d tokens"):
+            encoder.encode_text(each, max_tokens=49)
+        with pytest.raises(PromptTooLong):
+            encoder.encode_chat([{"role": "user", "content": each}, {"role": "user", "content": "x"}], max_tokens=49)
 
 
 def test_invalid_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -226,6 +226,53 @@ async def test_children_carry_the_headroom_and_the_canary_succeeds(generation: G
     assert await generation.canary(MINUTES) > 0
 
 
+async def test_calls_that_have_the_engine_alone_write_the_same_and_leave_it_to_the_others(
+    generation: GenerationEngine,
+) -> None:
+    names = ["a", "alone", "b", "alone too", "c"]
+    asked = {
+        name: wanted(prompt(generation, f"Start with {number}. Add 1."), range(8), search_id=name)
+        for number, name in enumerate(names)
+    }
+    together = {name: await token_ids(generation, request) for name, request in asked.items()}
+    queue = generation._running.queue
+    seen: set[frozenset[str]] = set()
+
+    async def watch() -> None:
+        while True:
+            seen.add(queue.at_engine)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    left = rambling(prompt(generation), "left")._replace(alone=True)
+    async with aclosing(generation.expand(left)) as groups, asyncio.TaskGroup() as group:
+        tasks = {
+            name: group.create_task(token_ids(generation, request._replace(alone="alone" in name)))
+            for name, request in asked.items()
+        }
+        async for _ in groups:
+            assert not any(task.done() for task in tasks.values())
+            break
+        await groups.aclose()
+    watching.cancel()
+    assert {name: task.result() for name, task in tasks.items()} == together
+    assert {"left"} in seen
+    apart = [each for each in seen if each & {"alone", "alone too"}]
+    assert all(len(each - {"left"}) == 1 for each in apart), "an abort counts until the engine has read it"
+    assert await generation.check_integrity() == []
+
+
+async def test_a_caller_that_takes_nothing_has_the_engine_alone_until_its_deadline_only(
+    generation: GenerationEngine,
+) -> None:
+    sleeps = rambling(prompt(generation), "sleeps", deadline_s=0.5)._replace(alone=True)
+    async with aclosing(generation.expand(sleeps)) as groups:
+        await anext(groups)
+        assert len(await children(generation, wanted(prompt(generation), range(4)))) == 4
+        with pytest.raises(GeneratorError):
+            await anext(groups)
+
+
 async def test_an_invalid_token_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
     with pytest.raises(GeneratorRefused, match="refused"):
         await children(generation, wanted([10**6], [0, 1]))

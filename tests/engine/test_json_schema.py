@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
+from vllm.v1.structured_output import backend_xgrammar
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from deployments.http.json_schema import checked_schema
+from deployments.service.schemas import WORKER_SCRIPT
 from search.errors import SchemaRefused
 from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from search.tools.worker_process import WorkerProcess
 from search.tree import Prefill, StepEnd
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -94,6 +98,34 @@ async def test_solutions_satisfy_a_schema_as_generators_write_it(generation: Gen
     assert len(ended) >= 4
     for child in ended:
         Draft7Validator(GENERATED).validate(json.loads(text(child)))
+
+
+async def test_the_front_of_the_engine_parses_no_schema(
+    generation: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Any] = []
+    monkeypatch.setattr(backend_xgrammar, "validate_xgrammar_grammar", parsed.append)
+    request = wanted(generation.encode_chat(QUESTION), checked_schema(SCHEMA, ()).text, 6)
+    children = await written(generation, request)
+    assert len(children) == 6
+    assert all(text(child).startswith("{") for child in children.values())
+    assert parsed == []
+
+
+@pytest.mark.filterwarnings("ignore:max_rollback_tokens is deprecated")
+async def test_the_worker_compiles_what_the_engine_does(generation: GenerationEngine) -> None:
+    engine, chat = generation._running.engine, generation._running.chat
+    backend = backend_xgrammar.XgrammarBackend(
+        engine.vllm_config, tokenizer=engine.get_tokenizer(), vocab_size=chat.vocabulary
+    )
+    worker = WorkerProcess("worker", WORKER_SCRIPT, 60.0, json.dumps([*chat.spelling, 10.0]).encode() + b"\n")
+    worker.start()
+    for schema in (SCHEMA, GENERATED):
+        spec = checked_schema(schema, ()).text
+        grammar = backend.compile_grammar(StructuredOutputOptions.JSON, spec)
+        figures = json.loads(worker.exchange(json.dumps(spec).encode() + b"\n", 60.0))
+        assert figures["bytes"] == grammar.ctx.memory_size_bytes
+    worker.close()
 
 
 async def test_an_object_of_any_kind_is_json(generation: GenerationEngine) -> None:

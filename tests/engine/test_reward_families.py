@@ -10,9 +10,10 @@ import pytest
 import pytest_asyncio
 import torch
 
+from deployments.engines import scoring
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import parse_prm
-from deployments.engines.rewards.family import RewardModelSettings
+from deployments.engines.rewards.family import Query, RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.engines.rewards.label_presets import LabelInlineSettings
 from deployments.engines.rewards.labels import LabelTokens as LabelInline
@@ -73,6 +74,27 @@ async def test_rewards_equal_the_formula_step_by_step_and_at_once(family: Family
         assert singly == pytest.approx(expected, abs=1e-4)
         seen += expected
     assert max(seen) - min(seen) > 0.01
+
+
+async def test_a_path_that_is_encoded_little_by_little_gets_its_rewards_and_opens_few_requests(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "INLINE_CHARACTERS", 1)
+    monkeypatch.setattr(ScoringEngine, "max_open", 1)
+    running = family.engine._running
+    encode, demand = running.family.query, list[float]()
+
+    def counted(question: str, steps: Sequence[str], unscored: int) -> Query:
+        demand.append(running.queue.demand)
+        return encode(question, steps, unscored)
+
+    monkeypatch.setattr(running.family, "query", counted)
+    question, steps = random_path(random.Random(7))
+    family.engine.forget()
+    (rewards,) = await family.score(question, ScoreItem(steps, len(steps)))
+    assert rewards == pytest.approx(family.formula(question, steps), abs=1e-4)
+    assert len(demand) == (len(steps) if running.family.step_by_step else 1)
+    assert max(demand) <= 1
 
 
 async def test_no_text_can_add_or_remove_a_step(family: Family) -> None:

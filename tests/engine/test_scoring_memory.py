@@ -89,7 +89,9 @@ async def test_every_step_is_in_the_histograms(small: ScoringEngine) -> None:
     assert grown("engine_step_requests") == counted["engine_step_requests"] - stats["engine_step_requests"] == 8
     computed = counted["prompt_tokens"] - stats["prompt_tokens"] - (counted["prefix_hits"] - stats["prefix_hits"])
     assert grown("engine_step_tokens") == computed > 8 * LEAST
-    assert 0.2 < grown("engine_step_kv_use_ratio") / steps <= 1, "while the step runs: a path takes a quarter of the blocks"
+    assert 0.2 < grown("engine_step_kv_use_ratio") / steps <= 1, (
+        "while the step runs: a path takes a quarter of the blocks"
+    )
 
 
 async def test_the_life_of_some_blocks_is_recorded(small: ScoringEngine) -> None:
@@ -105,7 +107,7 @@ async def test_a_path_that_just_fits_is_scored(small: ScoringEngine, monkeypatch
     clamp = small._running.clamp
     assert clamp is not None
     item = ScoreItem(("500 + 0 = 500\n\n",))
-    [query] = small._queries(f"Start with 500.{LONG}", item)
+    query = small._query(f"Start with 500.{LONG}", item.steps, 1)
     monkeypatch.setattr(clamp.ledger, "capacity", -(-len(query.token_ids) // 32))
     [[reward]] = await small.score(ScoreRequest("fits", f"Start with 500.{LONG}", (item,), 600.0))
     assert 0 <= reward <= 1

@@ -11,7 +11,7 @@ from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.step_splitter import StepSplitter, spelled_in_pieces
 from search.tree import StepEnd
 from tests.engine.one_by_one import one_by_one
-from tests.engine.vocabularies import EOS, byte_level, token_id, token_ids
+from tests.engine.vocabularies import EOS, byte_level, sentencepiece, token_id, token_ids
 
 DELIMITER = "\n\n"
 TOKENIZER = byte_level(["\n\n", "\n\n\n", ".\n", ".\n\n", "\n ", " \n", "ab"])
@@ -102,6 +102,66 @@ def test_a_solution_splits_into_the_steps_of_a_step_by_step_run(pieces: list[str
     assert [step.token_ids for step in steps] == one_by_one(each, TOKENIZER, ids)
     assert all(step.text.strip() for step in steps[:-1])
     assert not any(DELIMITER in step.text.strip() for step in steps)
+
+
+class WholePrefix(StepSplitter):
+    """Has each stop found by a detokenizer that has read everything before, as vLLM's in a request for one step."""
+
+    def _read_behind(self, prompt: Sequence[int], token_ids: Sequence[int], before: int, stop: int) -> Sequence[int]:
+        return (*prompt, *token_ids[:stop])
+
+
+SENTENCEPIECE = sentencepiece()
+BYTES = [token for text, token in SENTENCEPIECE.get_vocab().items() if text in ("<0x0A>", "<0xC3>", "<0xA9>", "<0xE2>")]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "ids"),
+    [
+        (TOKENIZER, [*token_ids(TOKENIZER, *PIECES, EOS), *TOKENIZER.encode("é€")]),
+        (SENTENCEPIECE, [*BYTES, *SENTENCEPIECE.encode("x x - +"), *SENTENCEPIECE.all_special_ids]),
+    ],
+    ids=["byte-level", "sentencepiece"],
+)
+@pytest.mark.parametrize("delimiter", ["\n\n", "\n", " x", "é"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_step_behind_few_tokens_ends_where_it_ends_behind_all_of_them(
+    tokenizer: PreTrainedTokenizerFast, ids: list[int], delimiter: str, data: st.DataObject
+) -> None:
+    written = data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=60))
+    prompt = data.draw(st.lists(st.sampled_from(ids), max_size=4))
+    eos = frozenset({tokenizer.eos_token_id})
+    expected = WholePrefix(tokenizer, delimiter, eos).split(prompt, written, cut_off=True)
+    assert StepSplitter(tokenizer, delimiter, eos).split(prompt, written, cut_off=True) == expected
+
+
+@pytest.mark.parametrize(
+    "step", [("ab", "\n", "\n"), ("ab", ".\n\n"), ("\n\n",), ("\n",), ("b", " ", "\n\n\n")], ids=repr
+)
+def test_twice_as_many_steps_take_twice_as_many_tokens_to_be_read(
+    step: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each, read = splitter(), list[int]()
+    prime, decode = each._detokenizer, each.text
+
+    def primed(prompt: Sequence[int]) -> object:
+        read.append(len(prompt))
+        return prime(prompt)
+
+    def decoded(ids: Sequence[int]) -> str:
+        read.append(len(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(each, "_detokenizer", primed)
+    monkeypatch.setattr(each, "text", decoded)
+
+    def read_of(steps: int) -> int:
+        read.clear()
+        each.split([0] * 100, token_ids(TOKENIZER, *step * steps), cut_off=True)
+        return sum(read)
+
+    assert read_of(400) - read_of(200) <= 1.1 * (read_of(200) - read_of(0) + 100)
 
 
 def test_the_embedded_vocabulary_can_spell_the_delimiter_in_pieces() -> None:

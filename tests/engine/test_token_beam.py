@@ -88,14 +88,18 @@ async def test_reading_the_prefix_cache_changes_only_the_cost(
 ) -> None:
     found: dict[bool | None, TokenBeamReply] = {}
     hits: dict[bool | None, int] = {}
+    read: dict[bool | None, int] = {}
     for skip in (None, False, True):
-        before = generation.stats()["prefix_hits"]
+        before = generation.stats()
         found[skip] = await beams(generation, prompts[:6], width=4, skip_reading_prefix_cache=skip)
-        hits[skip] = generation.stats()["prefix_hits"] - before
+        after = generation.stats()
+        hits[skip], read[skip] = (after[name] - before[name] for name in ("prefix_hits", "prompt_tokens"))
     assert ids(found[None]) == ids(found[False]) == ids(found[True])
     assert hits[True] == 0
     assert hits[None] > 0
     assert hits[False] > 0
+    again = read[True] - sum(map(len, prompts[:6]))
+    assert [found[skip].recomputed_tokens for skip in (None, False, True)] == [0, 0, again]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams
 
-from deployments.engines import verification
+from deployments.engines import scoring, verification
 from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.generative import Generative
 from deployments.engines.rewards.generative_presets import GenerativeSettings
@@ -273,6 +273,36 @@ async def test_a_long_path_gets_what_the_context_leaves(verifier: Verifier, aske
     assert [each.critique for each in asked] == ["", ""]
     with pytest.raises(ScorerRefused, match="does not fit the PRM's context"):
         await score(limit + 1)
+
+
+async def test_critiques_of_a_long_path_begin_little_by_little_and_are_the_same(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = tuple(f"{number} + 1 = {number + 1}" for number in range(5))
+
+    async def rewards() -> RewardRows:
+        verifier.engine.forget()
+        return await verifier.engine.score(ScoreRequest("search", "What?", (ScoreItem(steps, 5),), MINUTES))
+
+    expected = await rewards()
+    monkeypatch.setattr(scoring, "INLINE_CHARACTERS", 1)
+    monkeypatch.setattr(VerificationEngine, "max_open", 1)
+    found = await rewards()
+    assert found[0] == pytest.approx(expected[0], abs=1e-4)
+    assert found.cost.critiques == expected.cost.critiques == 15
+
+
+async def test_steps_that_were_not_encoded_when_critiques_are_cut_off_get_a_verdict_without_one(
+    verifier: Verifier, monkeypatch: pytest.MonkeyPatch, asked: list[Asked]
+) -> None:
+    monkeypatch.setattr(scoring, "INLINE_CHARACTERS", 1)
+    monkeypatch.setattr(verification, "VERDICT_SHARE", 1.0)
+    monkeypatch.setattr(verification, "VERDICT_S", MINUTES)  # critiques are cut off at once
+    steps = tuple(f"{number} - 1 = {number - 1}" for number in range(5))
+    found = await verifier.engine.score(ScoreRequest("search", "Why?", (ScoreItem(steps, 5),), MINUTES))
+    assert len(found[0]) == len(asked) == 5
+    assert {each.critique for each in asked} == {""}
+    assert found.cost.critiques == 0
 
 
 async def test_a_canary_writes_no_critique(verifier: Verifier) -> None:

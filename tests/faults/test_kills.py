@@ -64,6 +64,10 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
         print(each.report(outcomes))
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}, {len(kills)} kills")
     assert all(each.is_typed for each in outcomes), failures(outcomes, lambda each: each.is_typed)
+    # A kill makes suspects, and one that hits a suspect again, alone at its engine, is proof enough.
+    blamed = [each for each in outcomes if each.status == 500 and each.body["error"]["code"] == "engine_ended_twice"]
+    assert len(blamed) < max(len(kills), 1)
+    outcomes = [each for each in outcomes if each not in blamed]
     answered = [each for each in outcomes if each.is_whole]
     assert all(each.tree == undisturbed[each.index].tree for each in answered), "a kill changed a tree"
     assert {each.index for each in answered} == set(undisturbed), "of each problem, one was searched to the end"

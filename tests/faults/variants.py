@@ -7,8 +7,10 @@ from typing import Any
 from ray import serve
 
 from deployments.config import AppConfig
+from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.prm import ProcessRewardModel
+from deployments.store import StoreSettings
 from tests.serve.application import Application, another_controller
 
 Json = dict[str, Any]
@@ -50,6 +52,24 @@ def faulty_prm(application: Application) -> Any:
     prm = FunctionSettings(function="tests.faults.misbehaviour:reward", max_num_seqs=64)
     bound = ProcessRewardModel.options(ray_actor_options={"num_cpus": 0}).bind(prm)
     return _variant(application, "function", application.config.model_copy(update={"prm": prm}), bound)
+
+
+def without_keys(application: Application) -> Any:
+    """A controller that asks for no key and keeps nothing."""
+    config = application.config
+    controller = config.controller.model_copy(update={"store": StoreSettings()})
+    http = config.http.model_copy(update={"api_keys_file": None})
+    prm = serve.get_deployment_handle("ProcessRewardModel", application.NAME)
+    return _variant(application, "keyless", config.model_copy(update={"controller": controller, "http": http}), prm)
+
+
+def read_step_by_step(application: Application) -> Any:
+    """A controller whose reward model reads a path once for each of its steps, as `label_turns` does."""
+    # A turn for each step takes more than the embedded models' context at the deepest path.
+    context = {"max_model_len": 4096, "engine_args": {"hf_overrides": {"max_position_embeddings": 4096}}}
+    prm = parse_prm({"family": "label_turns", "model": "embedded:generator", **context})
+    bound = ProcessRewardModel.options(ray_actor_options={"num_cpus": 0}).bind(prm)
+    return _variant(application, "labels", application.config.model_copy(update={"prm": prm}), bound)
 
 
 @contextmanager

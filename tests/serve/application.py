@@ -34,6 +34,7 @@ T = TypeVar("T")
 BEAM: Json = {"strategy": "beam_search", "n": 8, "m": 4}
 STORED_S = 2.0
 """Wait after a reply: a reply does not wait until its KV has been stored."""
+SMALL_PLACES = 16
 REPAIR_S = 240.0
 """Longest wait for the replacement of a replica: an engine takes half a minute, on a busy machine two."""
 
@@ -43,11 +44,21 @@ class Application:
 
     NAME = "banyan"
 
-    def __init__(self, url: str, key: str, config: AppConfig, started_at: float, other_key: str) -> None:
-        """``key`` and ``other_key``: API keys that it accepts. ``started_at``: Unix seconds."""
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        config: AppConfig,
+        started_at: float,
+        other_key: str,
+        small_keys: tuple[str, str],
+    ) -> None:
+        """``key`` and ``other_key``: API keys that it accepts. ``small_keys``: further ones, of `SMALL_PLACES` places.
+        ``started_at``: Unix seconds."""
         self.url = url
         self.key = key
         self.other_key = other_key
+        self.small_keys = small_keys
         self.config = config
         self.started_at = started_at
         self.http = self.client(httpx.Timeout(300.0))
@@ -130,12 +141,13 @@ def tolerate_rays_warnings(item: pytest.Item) -> None:
 
 @contextmanager
 def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[Application]:
-    """The application, with two API keys that are created in ``directory``; on a Ray of its own, or on the cluster that
-    ``ray_arguments`` (for ``ray.init``) name."""
+    """The application, with four API keys that are created in ``directory``; on a Ray of its own, or on the cluster
+    that ``ray_arguments`` (for ``ray.init``) name."""
     os.environ.pop("BANYAN_API_KEYS", None)
-    key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
+    key, other_key, *small = (secrets.token_urlsafe() for _ in range(4))
     keys_file = directory / "keys"
-    keys_file.write_text(f"{key} operator  # the tests\n{other_key}\n")
+    limited = "".join(f"{each} places={SMALL_PLACES}\n" for each in small)
+    keys_file.write_text(f"{key} operator  # the tests\n{other_key}\n{limited}")
     started_at = time.time()
     own = {"address": "local", "num_cpus": 8, "include_dashboard": False}
     ray.init(**(ray_arguments or own), log_to_driver=False)
@@ -145,7 +157,8 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
         config = AppConfig.model_validate({**settings, "http": http})
         serve.run(build(config), name=Application.NAME)
-        application = Application(f"http://127.0.0.1:{port}", key, config, started_at, other_key)
+        url = f"http://127.0.0.1:{port}"
+        application = Application(url, key, config, started_at, other_key, (small[0], small[1]))
         yield application
         application.http.close()
     finally:

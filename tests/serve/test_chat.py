@@ -100,7 +100,9 @@ def test_a_response_format_holds_and_a_bad_schema_leaves_the_engines_alive(idle:
     content = json.loads(reply["choices"][0]["message"]["content"])
     assert content["answer"] in (1, 2)
     assert json.loads(reply["search"]["answer"]) == content
-    for bad in ({"type": "string", "pattern": "a"}, {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}):
+    dear = {"anyOf": [{"type": "array", "items": {"type": "integer"}, "minItems": least} for least in range(200)]}
+    empty = {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}
+    for bad in ({"type": "string", "pattern": "a"}, empty, dear):
         wanted["json_schema"] = {"name": "answer", "schema": bad}
         refused = idle.http.post(
             "/v1/chat/completions", json=request(problem, 1, response_format=wanted, search={"strategy": "greedy"})

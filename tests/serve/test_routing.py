@@ -8,6 +8,7 @@ from uuid import uuid4
 from ray import serve
 
 from deployments.calls.dismantle import replica_of
+from deployments.calls.pool import replicas_of
 from deployments.scaling.homes import PLACED
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
 from tests.serve.application import Application, cached_by_prefix, new_prefix, until
@@ -38,6 +39,7 @@ def test_a_search_stays_at_its_home_and_a_failed_call_goes_to_another_replica(id
         searches = [uuid4().hex for _ in range(8)]
         homes = [{await writer(handle, one_branch(search)) for _ in range(4)} for search in searches]
         assert len(set.union(*homes)) == 2, "each replica is the less busy one for some"
+        assert replicas_of(handle) == dict.fromkeys(set.union(*homes), True)
         elsewhere = [
             await writer(handle, one_branch(search, *home)) for search, home in zip(searches, homes, strict=True)
         ]

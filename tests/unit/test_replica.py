@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import pytest
+import pytest_asyncio
 
 from deployments import replica
 from deployments.config import UNSEEN
@@ -24,6 +25,7 @@ class Engine:
     """Starts and scores as the test says."""
 
     silent_s = 0.0
+    at_engine: frozenset[str] = frozenset()
     histograms: ClassVar[dict[str, Histogram]] = {}
     pressure = 0.25
 
@@ -52,28 +54,37 @@ class Engine:
             raise OSError("no such process")
 
 
-class Exited(BaseException):
-    pass
+class Exits:
+    """The exits of the process, which do not happen."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+        self.words: list[frozenset[str]] = []
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+
+    def exit(self, status: int) -> None:
+        self.statuses.append(status)
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    async def come(self) -> None:
+        await asyncio.wait_for(self._event.wait(), 10)
 
 
-@pytest.fixture
-def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Exit statuses with which the process would have ended."""
-    statuses: list[int] = []
-
-    def leave(status: int) -> None:
-        statuses.append(status)
-        raise Exited
+@pytest_asyncio.fixture
+async def exits(monkeypatch: pytest.MonkeyPatch) -> Exits:
+    found = Exits()
 
     class NoTimer:
         def __init__(self, *_: object) -> None: ...
 
         def start(self) -> None: ...
 
-    monkeypatch.setattr(replica.os, "_exit", leave)
+    monkeypatch.setattr(replica.os, "_exit", found.exit)
     monkeypatch.setattr(replica.threading, "Timer", NoTimer)
+    monkeypatch.setattr(replica, "leave_last_words", found.words.append)
     monkeypatch.setattr(replica, "LOOK_EVERY_S", 0.01)
-    return statuses
+    return found
 
 
 def prm_replica() -> tuple[PrmReplica, Engine]:
@@ -83,32 +94,39 @@ def prm_replica() -> tuple[PrmReplica, Engine]:
     return made, engine
 
 
-async def test_a_call_that_fails_with_its_engine_ends_the_replica(exits: list[int]) -> None:
+async def test_a_replica_whose_engine_is_dead_says_what_was_in_the_batch_and_exits_once(exits: Exits) -> None:
     made, engine = prm_replica()
     assert await made.score(REQUEST) == []
-    engine.failure, engine.dead = ScorerError("the engine failed"), True
-    with pytest.raises(Exited):
-        await made.score(REQUEST)
-    assert exits == [replica.FAILED]
+    engine.failure, engine.dead, engine.at_engine = ScorerError("the engine failed"), True, frozenset({"search"})
+    calls = [asyncio.create_task(made.score(REQUEST)) for _ in range(3)]
+    await exits.come()
+    calls.append(asyncio.create_task(made.score(REQUEST)))
+    await asyncio.sleep(0)
+    assert not any(call.done() for call in calls), "the end of the process ends them, also one that comes too late"
+    assert exits.words == [{"search"}]
+    assert exits.statuses == [replica.FAILED]
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
 
 
-async def test_a_refused_call_does_not_end_the_replica(exits: list[int]) -> None:
+async def test_a_refused_call_does_not_end_the_replica(exits: Exits) -> None:
     made, engine = prm_replica()
     engine.failure = ScorerRefused("too long")
     with pytest.raises(ScorerRefused):
         await made.score(REQUEST)
-    assert exits == []
+    assert exits.statuses == []
 
 
-async def test_a_replica_without_calls_ends_with_its_engine_too(exits: list[int]) -> None:
+async def test_a_replica_without_calls_ends_with_its_engine_too(exits: Exits) -> None:
     made, engine = prm_replica()
     await made._start(1)
     await asyncio.sleep(0.05)
-    assert exits == []
+    assert exits.statuses == []
     engine.dead = True
-    with pytest.raises(Exited):
-        await asyncio.wait_for(made._watch, 10)
-    assert exits == [replica.FAILED]
+    await exits.come()
+    await asyncio.wait_for(made._watch, 10)
+    assert exits.statuses == [replica.FAILED]
 
 
 async def test_a_replica_reports_its_pressure() -> None:

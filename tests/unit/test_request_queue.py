@@ -321,6 +321,106 @@ def test_requests_that_wait_for_slots_only_cause_no_overcommit() -> None:
     assert queue.clamp.overcommit == 0.0
 
 
+# Calls that have the engine alone.
+
+
+def alone_in(queue: RequestQueue, search_id: str, count: int = 1) -> tuple[object, list[EngineRequest]]:
+    call = object()
+    queue.enter_alone(call)
+    asked = [request(search_id) for _ in range(count)]
+    for each in asked:
+        each.alone = call
+    return call, submitted(queue, *asked)
+
+
+def finish(queue: RequestQueue, *ended: EngineRequest) -> None:
+    for each in ended:
+        queue.end(each, Ending.FINISHED)
+
+
+def test_a_call_alone_starts_when_the_others_have_ended_and_others_wait_for_its_end() -> None:
+    queue = RequestQueue(4, ahead=0)
+    submitted(queue, request("a"), request("a"))
+    before = started(queue)
+    call, _ = alone_in(queue, "suspect", 2)
+    submitted(queue, request("b"))
+    assert started(queue) == []
+    finish(queue, before[0])
+    assert started(queue) == []
+    finish(queue, before[1])
+    suspect = started(queue)
+    assert names(suspect) == "suspect suspect"
+    finish(queue, *suspect)
+    assert started(queue) == [], "it may ask for more yet"
+    queue.leave_alone(call)
+    assert names(started(queue)) == "b"
+
+
+def test_canaries_run_beside_a_call_alone() -> None:
+    queue = RequestQueue(4, ahead=0)
+    submitted(queue, request("probe", lane=Lane.CANARY))
+    [canary] = started(queue)
+    _, [suspect] = alone_in(queue, "suspect")
+    assert started(queue) == [suspect]
+    submitted(queue, request("probe", lane=Lane.CANARY), request("a"))
+    assert [each.lane for each in started(queue)] == [Lane.CANARY]
+    finish(queue, canary)
+
+
+def test_between_two_calls_alone_others_fill_a_batch() -> None:
+    queue = RequestQueue(2, ahead=0)
+    order = []
+    first, [suspect] = alone_in(queue, "first")
+    second, _ = alone_in(queue, "second")
+    submitted(queue, *(request("a") for _ in range(4)))
+    assert started(queue) == [suspect]
+    finish(queue, suspect)
+    queue.leave_alone(first)
+    while running := started(queue):
+        order.append(names(running))
+        finish(queue, *running)
+        if "second" in order[-1]:
+            queue.leave_alone(second)
+    assert order == ["a a", "second", "a a"]
+
+
+def test_nobody_waits_for_a_call_alone_that_is_gone() -> None:
+    queue = RequestQueue(2, ahead=0)
+    submitted(queue, request("a"))
+    [running] = started(queue)
+    call, [suspect] = alone_in(queue, "suspect")
+    submitted(queue, request("b"))
+    assert started(queue) == []
+    queue.end(suspect, Ending.ABORTED)
+    queue.leave_alone(call)
+    assert names(started(queue)) == "b"
+    finish(queue, running)
+
+
+def test_the_searches_at_a_dead_engine_are_those_that_were_handed_to_it() -> None:
+    queue = RequestQueue(2, ahead=0)
+    submitted(queue, request("runs"), request("failed"), request("waits"))
+    running = started(queue)
+    running[1].collector = object()
+    queue.end(running[1], Ending.FAILED)
+    queue.end(submitted(queue, request("refused"))[0], Ending.FAILED)
+    assert queue.at_engine == {"runs", "failed"}
+
+
+def test_an_aborted_request_is_at_the_engine_until_that_has_read_the_abort() -> None:
+    queue = RequestQueue(2, ahead=0)
+    submitted(queue, request("left"), request("left early"), request("stays"))
+    [left, early] = started(queue)
+    left.collector = object()
+    for each in (left, early):
+        queue.end(each, Ending.ABORTED)
+    assert queue.at_engine == {"left"}
+    queue.stepped(0, 0)
+    assert queue.at_engine == {"left"}
+    queue.stepped(0, 0)
+    assert queue.at_engine == frozenset()
+
+
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
@@ -332,6 +432,38 @@ class Queue(RuleBasedStateMachine):
         self.queue = clamped(12, batch=6)
         self.alive: list[EngineRequest] = []
         self.running: list[EngineRequest] = []
+        self.calls: list[object] = []
+        """Calls that have the engine alone, or wait for that."""
+
+    @rule()
+    def enter(self) -> None:
+        self.calls.append(object())
+        self.queue.enter_alone(self.calls[-1])
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), path=paths, growth=st.integers(0, 30), reserve=st.booleans(), optional=st.booleans())
+    def submit_alone(self, data: st.DataObject, path: list[int], growth: int, reserve: bool, optional: bool) -> None:
+        asked = request("alone", path, growth)
+        asked.alone = data.draw(st.sampled_from(self.calls))
+        assert self.queue.submit(asked, reserve=reserve, optional=reserve and optional), "it waits for memory"
+        self.alive.append(asked)
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        call = self.calls.pop(data.draw(st.integers(0, len(self.calls) - 1)))
+        for each in [each for each in self.alive if each.alone is call]:
+            self.alive.remove(each)
+            if each in self.running:
+                self.running.remove(each)
+            self.queue.end(each, Ending.ABORTED)
+        self.queue.leave_alone(call)
+
+    @invariant()
+    def a_call_that_is_alone_is_alone(self) -> None:
+        alone = {each.alone for each in self.running} - {None}
+        beside = [each for each in self.running if each.alone is None and each.lane is not Lane.CANARY]
+        assert not alone or (len(alone) == 1 and not beside)
 
     @rule(
         path=paths,
@@ -342,7 +474,7 @@ class Queue(RuleBasedStateMachine):
         optional=st.booleans(),
     )
     def submit(self, path: list[int], growth: int, search: str, lane: Lane, reserve: bool, optional: bool) -> None:
-        alone, before = not self.alive, self.queue.clamp.ledger.reserved  # type: ignore[union-attr]
+        alone, before = not self.alive and not self.calls, self.queue.clamp.ledger.reserved  # type: ignore[union-attr]
         asked = request(search, path, growth, lane)
         if self.queue.submit(asked, reserve=reserve, optional=reserve and optional):
             self.alive.append(asked)
@@ -355,7 +487,10 @@ class Queue(RuleBasedStateMachine):
         begun = started(self.queue)
         assert all(each.hold is not None for each in begun)
         self.running += begun
-        assert not self.alive or self.running, "one always runs"
+        others = [each for each in self.alive if each.alone is None]
+        assert not others or self.running or self.calls, "one always runs"
+        turns = [each for each in self.alive if self.calls and each.alone is self.calls[0]]
+        assert not turns or self.running, "nobody waits for ever for a call to be alone"
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
@@ -386,6 +521,8 @@ class Queue(RuleBasedStateMachine):
     def teardown(self) -> None:
         for each in self.alive:
             self.queue.end(each, Ending.ABORTED)
+        for call in self.calls:
+            self.queue.leave_alone(call)
         assert self.queue.check_integrity() == []
 
 

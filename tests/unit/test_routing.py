@@ -56,8 +56,9 @@ class Router:
                 self.router.on_request_completed(_Name(name), "")
         return self
 
-    def ranked(self, search_id: str, *avoid: str) -> list[list[str]]:
-        call: Any = SimpleNamespace(args=[SimpleNamespace(search_id=search_id, avoid=avoid)], routing_context=Context())
+    def ranked(self, search_id: str, *avoid: str, alone: bool = False) -> list[list[str]]:
+        asked = SimpleNamespace(search_id=search_id, avoid=avoid, alone=alone)
+        call: Any = SimpleNamespace(args=[asked], routing_context=Context())
         ranks = asyncio.run(self.router.choose_replicas(self.replicas, call))
         assert call.routing_context.should_backoff, "Serve pauses before it asks again"
         return [[str(each.replica_id) for each in rank] for rank in ranks]
@@ -187,6 +188,15 @@ def test_the_router_avoids_the_replicas_that_a_call_names() -> None:
         failed.append(name.encode().hex())
 
     assert sorted(bytes.fromhex(each).decode() for each in failed) == NAMES
+
+
+def test_calls_that_are_to_be_alone_go_to_one_replica_whoever_sends_them() -> None:
+    first, other = Router(NAMES), Router(reversed(NAMES))
+    other.begin({NAMES[0]: 9})
+    assert first.ranked("a search", alone=True) == other.ranked("another", alone=True) == [[NAMES[0]]]
+    failed_there = NAMES[0].encode().hex()
+    assert first.ranked("a search", failed_there, alone=True) == [[NAMES[1]]]
+    assert Router(NAMES[:1]).ranked("a search", failed_there, alone=True) == [[NAMES[0]]]
 
 
 @given(loads, loads)

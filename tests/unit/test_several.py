@@ -1,5 +1,6 @@
 """Several scorers as one: how rewards are calibrated and combined, and what becomes of failures."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,12 @@ def quarter(question: str, steps: Sequence[str]) -> float:
 
 async def by_length(question: str, steps: Sequence[str]) -> float:
     return min(1.0, len(steps[-1]) / 10)
+
+
+async def waits(question: str, steps: Sequence[str]) -> float:
+    if question != "canary":
+        await waits.gate.wait()  # type: ignore[attr-defined]
+    return 0.5
 
 
 def breaks(question: str, steps: Sequence[str]) -> float:
@@ -67,6 +74,35 @@ async def test_one_failure_fails_the_call_and_leaves_nothing_open() -> None:
     with pytest.raises(ScorerError, match="breaks failed: KeyError"):
         await several.score(REQUEST)
     assert await several.check_integrity() == []
+    several.shutdown()
+
+
+async def open_calls(several: SeveralScorer, gate: asyncio.Event, *requests: ScoreRequest) -> list[asyncio.Task[Any]]:
+    waits.gate = gate  # type: ignore[attr-defined]
+    tasks = []
+    for request in requests:
+        tasks.append(asyncio.create_task(several.score(request)))
+        await asyncio.sleep(0.01)
+    return tasks
+
+
+async def test_a_call_that_is_to_be_alone_waits_for_the_others_and_they_for_it() -> None:
+    several = await scorer(member("waits"), member("quarter"))
+    before, alone, after = (REQUEST._replace(search_id=name, alone=name == "alone") for name in ("a", "alone", "b"))
+    [first] = await open_calls(several, first_gate := asyncio.Event(), before)
+    suspect, last = await open_calls(several, gate := asyncio.Event(), alone, after)
+    assert await several.canary() > 0, "canaries go on"
+    assert "a" in several.at_engine
+    assert not {"alone", "b"} & several._scorers[0].at_engine
+    first_gate.set()
+    await first
+    await asyncio.sleep(0.01)
+    assert several._scorers[0].at_engine == {"alone"}
+    suspect.cancel()
+    await asyncio.wait([suspect])
+    gate.set()
+    assert len(await last) == 2
+    assert several.at_engine == frozenset()
     several.shutdown()
 
 

@@ -24,6 +24,8 @@ LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
 """vLLM's arguments by which weights are changed while they are loaded."""
 WRAPPER = "pretrained_model."
 """Where TRL's models with a value head have the language model, in checkpoints that its trainer did not write."""
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Above the average of any text."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
@@ -100,6 +102,8 @@ class RewardFamily(ABC):
     """Numbers per token of a head."""
     reads_chat: ClassVar[bool] = False
     """Whether paths are encoded in the model's chat template."""
+    step_by_step: ClassVar[bool] = False
+    """Whether each step takes a query of its own, with the path up to it; else one query scores all of a path's."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -125,12 +129,23 @@ class RewardFamily(ABC):
         """
 
     @abstractmethod
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        """The requests that score the last ``unscored`` steps, oldest first.
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        """The request that scores the last ``unscored`` steps of a path: one step if the family reads ``step_by_step``.
 
         Raises:
-            ValueError: a text is not valid Unicode.
+            ValueError: a text is not valid Unicode, or the chat template refuses the path.
         """
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        """The requests that score the last ``unscored`` steps, oldest first. Raises ValueError like ``query``."""
+        if not self.step_by_step:
+            return [self.query(question, steps, unscored)]
+        ends = range(len(steps) - unscored + 1, len(steps) + 1)
+        return [self.query(question, steps[:end], 1) for end in ends]
+
+    def unread(self, question: str, steps: Sequence[str]) -> int:
+        """Number of characters that are encoded for a query of this path."""
+        return len(question) + sum(map(len, steps))
 
     @abstractmethod
     def rewards(self, output: "Output", query: Query) -> list[float]:
@@ -187,6 +202,11 @@ class RewardModelSettings(EngineSettings):
     def reads_chat(self) -> bool:
         """Whether paths are encoded in the model's chat template."""
         return self.reader.reads_chat
+
+    @property
+    def max_characters(self) -> int:
+        """Characters above which a question and its steps are too long for the context, whatever they are."""
+        return MAX_CHARACTERS_PER_TOKEN * self.max_model_len
 
     @property
     def tokens_per_step(self) -> int:

@@ -4,8 +4,9 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
-from search.ports import ScoreItem, ScoreRequest
+from search.ports import Lane, ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
 from search.tools.import_path import imported_function, is_async
 
@@ -56,6 +57,7 @@ class FunctionScorer:
         self._limit = asyncio.Semaphore(self._slots)
         self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
         self._running = self._called = self._abandoned = 0
+        self._open = _OpenCalls()
 
     async def start(self, stat_loggers: Sequence[object] = ()) -> None:
         """Imports the function. Raises EngineStartError when there is none. ``stat_loggers`` get nothing: there is no
@@ -72,9 +74,13 @@ class FunctionScorer:
             ScorerError: the function failed, missed the deadline, or returned an invalid reward.
         """
         try:
-            async with asyncio.timeout(request.deadline_s), asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(request.deadline_s),
+                self._open.call(request),
+                asyncio.TaskGroup() as group,
+            ):
                 tasks = [
-                    [group.create_task(self._call(request.question, steps)) for steps in _prefixes(item)]
+                    [group.create_task(self._call(request.question, item.steps, end)) for end in _ends(item)]
                     for item in request.items
                 ]
         except TimeoutError as error:
@@ -92,7 +98,7 @@ class FunctionScorer:
         """Calls the function once and returns the seconds it took. Raises ScorerError like ``score``."""
         started = time.monotonic()
         question, steps = CANARY
-        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s))
+        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s, lane=Lane.CANARY))
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
@@ -108,6 +114,11 @@ class FunctionScorer:
     def pressure(self) -> float:
         """Running calls over slots."""
         return self._running / self._slots
+
+    @property
+    def at_engine(self) -> frozenset[str]:
+        """Searches whose calls of the function have not returned."""
+        return self._open.searches
 
     @property
     def silent_s(self) -> float:
@@ -132,11 +143,13 @@ class FunctionScorer:
         self._reward = None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _call(self, question: str, steps: Sequence[str]) -> float:
+    async def _call(self, question: str, path: tuple[str, ...], end: int) -> float:
+        """The reward of step ``end`` of ``path``, counted from 1."""
         reward = self._reward
         if reward is None:
             raise ScorerError(f"{self._name} is not loaded")
         await self._limit.acquire()
+        steps = path[:end]  # no sooner: all of a long path's would be quadratic memory
         self._running += 1
         self._called += 1
         if is_async(reward):
@@ -179,8 +192,44 @@ class FunctionScorer:
         self._limit.release()
 
 
-def _prefixes(item: ScoreItem) -> list[tuple[str, ...]]:
-    """The path up to each of its unscored steps."""
+class _OpenCalls:
+    """The open calls. A call that has the scorer alone waits for the others to end, and others wait for its end."""
+
+    def __init__(self) -> None:
+        self._begun: dict[object, ScoreRequest] = {}
+        self._alone: list[object] = []
+        """Calls that have the scorer alone or wait for that; the first one's turn comes first."""
+        self._changed = asyncio.Event()
+
+    @property
+    def searches(self) -> frozenset[str]:
+        return frozenset(request.search_id for request in self._begun.values())
+
+    @asynccontextmanager
+    async def call(self, request: ScoreRequest) -> AsyncIterator[None]:
+        call = object()
+        if request.alone:
+            self._alone.append(call)
+        try:
+            while not self._may_begin(call, request):
+                self._changed.clear()
+                await self._changed.wait()
+            self._begun[call] = request
+            yield
+        finally:
+            self._begun.pop(call, None)
+            if request.alone:
+                self._alone.remove(call)
+            self._changed.set()
+
+    def _may_begin(self, call: object, request: ScoreRequest) -> bool:
+        if request.alone:
+            return self._alone[0] is call and all(other.lane is Lane.CANARY for other in self._begun.values())
+        return request.lane is Lane.CANARY or not self._alone
+
+
+def _ends(item: ScoreItem) -> range:
+    """The numbers of the unscored steps, from 1."""
     if not 1 <= item.unscored <= len(item.steps):
         raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
-    return [item.steps[:end] for end in range(len(item.steps) - item.unscored + 1, len(item.steps) + 1)]
+    return range(len(item.steps) - item.unscored + 1, len(item.steps) + 1)

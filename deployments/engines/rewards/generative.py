@@ -150,6 +150,7 @@ class Generative(RewardFamily):
 
     runner: ClassVar[Runner] = "generate"
     reads_chat = True
+    step_by_step = True
 
     def __init__(self, settings: "VerifierSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the labels are not two different tokens of the model."""
@@ -159,9 +160,6 @@ class Generative(RewardFamily):
         texts = [template.verdict] if template.cue is None else [template.verdict, template.cue]
         self._labels, *_ = [LabelReader(tokenizer, template.labels, settings.model, before) for before in texts]
         self.reserved_tokens = 1 + max(len(self._chat.encode_text(text, written=True)) for text in texts)
-
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        return [self._query(question, steps[:end]) for end in range(len(steps) - unscored + 1, len(steps) + 1)]
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         return [self._labels.reward(output)]
@@ -183,7 +181,7 @@ class Generative(RewardFamily):
         token_ids = [*query.token_ids, *self._chat.encode_text(critique + before, written=True)]
         return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
 
-    def _query(self, question: str, steps: Sequence[str]) -> Query:
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -2,7 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cachetools import LRUCache
 
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 
     from deployments.engines.engine_calls import Output
 
-MAX_REMEMBERED_CHARACTERS = 4_000
-"""Longest text whose token ids are cached."""
 CACHE_TOKENS = 500_000
 """Capacity of a cache of token ids, 25 MB at most. A family has one for questions and one for steps."""
 ENTRY_TOKENS = 16
 """Overhead of a cache entry, counted in tokens."""
+CHARACTERS_PER_TOKEN = 8
+"""Characters of a text that take the memory of a token id, at four bytes each."""
+MAX_ENTRY_TOKENS = CACHE_TOKENS // 8
+"""Largest entry: a longer text is encoded whenever it is read."""
 
 
 class Head(RewardFamily):
@@ -64,7 +67,7 @@ class Head(RewardFamily):
     def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
         return self.encode(question, steps)[0]
 
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
         from vllm import PoolingParams
 
         token_ids, tags = self.encode(question, steps)
@@ -72,7 +75,7 @@ class Head(RewardFamily):
         # steps some may be cached (by a sibling), and their rows would be missing.
         params = PoolingParams(task="token_classify", use_activation=False, skip_reading_prefix_cache=unscored > 1)
         known = tags[-unscored - 1] + 1 if len(tags) > unscored else 0
-        return [Query(token_ids, params, tuple(tags[-unscored:]), known)]
+        return Query(token_ids, params, tuple(tags[-unscored:]), known)
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs.data
@@ -100,6 +103,10 @@ class StepwiseHead(Head):
     def step_ids(self, step: str) -> list[int]:
         """The token ids of a step, which is scored at the last one."""
 
+    def unread(self, question: str, steps: Sequence[str]) -> int:
+        new = len(question) * (question not in self.questions)
+        return new + sum(len(step) for step in steps if step not in self._steps)
+
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         token_ids = list(self.questions[question])
         tags: list[int] = []
@@ -112,9 +119,7 @@ class StepwiseHead(Head):
 class LastTokenHead(Head):
     """A head whose input is encoded as a whole, and read at its last token: one query for each step."""
 
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        ends = range(len(steps) - unscored + 1, len(steps) + 1)
-        return [query for end in ends for query in super(LastTokenHead, self).queries(question, steps[:end], 1)]
+    step_by_step = True
 
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         token_ids = self.path_ids(question, steps)
@@ -125,15 +130,33 @@ class LastTokenHead(Head):
         """The token ids of a path, of which the last step is scored at the last one; see ``encode``."""
 
 
-class TokenCache(LRUCache[str, list[int]]):
-    """Token ids by text: a step is encoded once for all paths through it."""
+class TokenCache:
+    """Token ids by text: a step is encoded once for all paths through it. May be used in several threads."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
-        super().__init__(CACHE_TOKENS, getsizeof=lambda ids: len(ids) + ENTRY_TOKENS)
         self._encode = encode
+        self._entries: LRUCache[str, _Entry] = LRUCache(CACHE_TOKENS, getsizeof=lambda entry: entry.size)
+        self._lock = Lock()
 
-    def __missing__(self, text: str) -> list[int]:
+    def __contains__(self, text: str) -> bool:
+        return text in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, text: str) -> list[int]:
+        with self._lock:
+            if (found := self._entries.get(text)) is not None:
+                return found.ids
         ids = self._encode(text)
-        if len(text) <= MAX_REMEMBERED_CHARACTERS:
-            self[text] = ids
+        entry = _Entry(ids, len(ids) + len(text) // CHARACTERS_PER_TOKEN + ENTRY_TOKENS)
+        if entry.size <= MAX_ENTRY_TOKENS:
+            with self._lock:
+                self._entries[text] = entry
         return ids
+
+
+class _Entry(NamedTuple):
+    ids: list[int]
+    size: int
+    """Memory of the entry with its text, in that of tokens."""

@@ -69,12 +69,12 @@ class Implicit(StepwiseHead):
     def step_ids(self, step: str) -> list[int]:
         return self.chat.encode_text(step.strip() + SEPARATOR)
 
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        [query] = super().queries(question, steps, unscored)
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        query = super().query(question, steps, unscored)
         # The row at a position is about the token behind it: the first one is at the last token before the sum.
         before = 0 if self._accumulate else query.known
         query = query._replace(first=(before or len(self.questions[question])) - 1)
-        return [query.uncached() if self._accumulate else query]
+        return query.uncached() if self._accumulate else query
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         from torch import stack

@@ -164,6 +164,7 @@ class LabelTokens(RewardFamily):
 
     runner: ClassVar[Runner] = "generate"
     reserved_tokens = 1
+    step_by_step = True
 
     def __init__(self, settings: "LabelSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the labels are not two different tokens of the model, or the tag is no token."""
@@ -172,22 +173,16 @@ class LabelTokens(RewardFamily):
         self._labels = LabelReader(tokenizer, template.labels, settings.model)
         self._text = None if template.tag is None else TextEncoder(template, tokenizer)
 
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        texts = self._template.texts(question, steps)
-        return [self._query(texts[:end]) for end in range(len(texts) - unscored + 1, len(texts) + 1)]
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        token_ids = self.prompt_ids(question, steps)
+        return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         return [self._labels.reward(output)]
 
     def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
-        return self._ids(self._template.texts(question, steps))
-
-    def _ids(self, texts: Sequence[str]) -> list[int]:
+        texts = self._template.texts(question, steps)
         return self._in_turns(texts) if self._text is None else self._text.encode(texts)
-
-    def _query(self, texts: Sequence[str]) -> Query:
-        token_ids = self._ids(texts)
-        return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
 
     def _in_turns(self, texts: Sequence[str]) -> list[int]:
         turns: list[dict[str, str]] = []

@@ -13,6 +13,7 @@ from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.engines.rewards.generative import VerifierSettings
 from deployments.engines.settings import ReplicaSettings, Settings
+from search.errors import ScorerError
 from search.ports import ScoreRequest
 from search.rewards import RewardRows, ScoringCost
 from search.tools.quick_import import quick_import
@@ -160,6 +161,12 @@ class SeveralScorer:
         return max(scorer.pressure for scorer in self._scorers)
 
     @property
+    def at_engine(self) -> frozenset[str]:
+        """Searches with requests at the engines; once one is dead, those that may have ended it."""
+        dead = [scorer for scorer in self._scorers if _is_dead(scorer)]
+        return frozenset().union(*(scorer.at_engine for scorer in dead or self._scorers))
+
+    @property
     def silent_s(self) -> float:
         """The longest silence of a scorer that owes a reply, seconds."""
         return max(scorer.silent_s for scorer in self._scorers)
@@ -185,6 +192,14 @@ class SeveralScorer:
     def _combined(self, rewards: Sequence[float]) -> float:
         pairs = zip(self._members, rewards, strict=True)
         return self._combine([member.calibrated(reward) for member, reward in pairs])
+
+
+def _is_dead(scorer: Scorer) -> bool:
+    try:
+        scorer.check_alive()
+    except ScorerError:
+        return True
+    return False
 
 
 def scorer_of(settings: RewardModelSettings | FunctionSettings | SeveralSettings) -> Scorer:

@@ -12,8 +12,9 @@ import pytest
 from cluster.evaluation.problem_files import MAX_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
 from cluster.jobs.formats import InputKind
 from cluster.jobs.inputs import look_at
-from cluster.jobs.validation import checked
+from cluster.jobs.validation import checking
 from deployments.store import LineError
+from search.tools.fair_threads import result_of
 
 GOOD = b'{"problem": "1 + 1?", "answer": "2", "level": 1, "unique_id": "a/1"}'
 
@@ -115,7 +116,7 @@ def test_a_file_of_another_format_is_called_what_it_is(tmp_path: Path, content: 
             read()
         assert str(refused.value).startswith(f"{path} is {name}")
         assert not refused.value.bad_lines
-    [error] = checked(path, "/v1/chat/completions", 10)
+    [error] = result_of(checking(path, "/v1/chat/completions", 10))
     assert isinstance(error, LineError)
     assert error.code == "invalid_file"
     assert error.message == f"the file is {name.partition(';')[0]}, and JSON lines in UTF-8 are wanted"

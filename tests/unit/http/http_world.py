@@ -30,10 +30,11 @@ from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
+from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
-from search.errors import GeneratorError
+from search.errors import GeneratorError, PromptTooLong
 from search.ports import (
     Child,
     ChildGroup,
@@ -47,6 +48,7 @@ from search.ports import (
     TokenBeamRequest,
     WrittenSequence,
 )
+from search.rewards import RewardRows, ScoringCost
 from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
@@ -62,17 +64,28 @@ class Letters:
     vocabulary = 256
     longest_token = 1
 
-    def encode_text(self, text: str, written: bool = False) -> list[int]:
+    def __init__(self) -> None:
+        self.tokenized = 0
+        """Letters that became tokens."""
+
+    def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]:
+        if max_tokens is not None and len(text) > max_tokens:
+            raise PromptTooLong(f"at least {len(text)} tokens")
+        self.tokenized += len(text)
         return [ord(letter) for letter in text]
 
     template_variables = frozenset({"enable_thinking", "opens_thought"})
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return [ord(letter) for letter in turns + options]
+        return self.encode_text(turns + options, max_tokens=max_tokens)
 
     def open_thought(
         self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
@@ -145,7 +158,8 @@ class FakeGenerator:
                 WrittenSequence(chr(97 + beam), BeamSequence((97 + beam,), -1.0 - beam, -0.5 - beam, beam == 0))
                 for beam in range(request.settings.width)
             )
-            return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7)
+            again = 20 if request.settings.skip_reading_prefix_cache else 0
+            return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7, recomputed_tokens=again)
         finally:
             self.running -= 1
 
@@ -178,18 +192,22 @@ class FakeScorer:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.cost = ScoringCost()
+        """What a call costs the reward model."""
         self.running = 0
         self.salts: set[str] = set()
         self.questions: set[str] = set()
         self.lanes: set[Lane] = set()
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest) -> RewardRows:
         self.salts.add(request.cache_salt)
         self.questions.add(request.question)
         self.lanes.add(request.lane)
         if self.error is not None:
             raise self.error
-        return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
+        rows = RewardRows([self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items)
+        rows.cost = self.cost
+        return rows
 
     def _reward(self, text: str) -> float:
         return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] / 255
@@ -203,6 +221,7 @@ class World:
         matcher: AnswerMatcher,
         keys: Sequence[str] | None = (),
         records: Sequence[KeyRecord] = (),
+        schemas: SchemaCosts | None = None,
         **controller: Any,
     ) -> None:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
@@ -247,9 +266,11 @@ class World:
             operations=self,
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
+            schemas=schemas,
             answers=self.answers,
             kept=StoreAccess(self.store, self.live) if self.store else None,
             allowed_origins=self.config.http.allowed_origins,
+            trusted_proxies=self.config.http.trusted_proxies,
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)

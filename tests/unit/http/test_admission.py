@@ -11,15 +11,23 @@ from typing import Any
 
 import httpx
 import pytest
-from http_world import World, chat, generator_is_dead
+from http_world import World, chat, generator_is_dead, served
 
-from deployments.admission import limits, quotas
-from deployments.admission.keys import key_record
-from deployments.config import KeyLimits, KeyRecord
+from deployments.admission import body, limits, quotas
+from deployments.admission.clients import client_of
+from deployments.admission.errors import Busy
+from deployments.admission.keys import key_record, store_owner
+from deployments.admission.proxy import WORK
+from deployments.admission.quotas import MinuteUsage
+from deployments.config import HttpSettings, KeyLimits, KeyRecord
+from deployments.http import routes
+from search.rewards import ScoringCost
+from search.tools.fair_threads import FairThreads
 
 pytestmark = pytest.mark.asyncio
 
 CHAT = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 MakeWorld = Callable[..., World]
 Json = dict[str, Any]
 
@@ -28,7 +36,14 @@ class Call:
     """One request sent straight into the application, which receives its body part by part."""
 
     def __init__(
-        self, world: World, parts: Iterable[bytes] = (), *, path: str = CHAT, client: str = "c", key: str = ""
+        self,
+        world: World,
+        parts: Iterable[bytes] = (),
+        *,
+        path: str = CHAT,
+        client: str = "c",
+        key: str = "",
+        declared: int | None = None,
     ):
         self.asked = 0
         """Messages that the application received."""
@@ -41,6 +56,8 @@ class Call:
         headers = [(b"content-type", b"application/json")]
         if key:
             headers.append((b"authorization", f"Bearer {key}".encode()))
+        if declared is not None:
+            headers.append((b"content-length", str(declared).encode()))
         scope = {
             "type": "http",
             "method": "POST",
@@ -107,7 +124,7 @@ async def busy(world: World, count: int = 1, key: str = "") -> AsyncIterator[lis
         assert (await call.ended()).status == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"])
+@pytest.mark.parametrize("path", [*WORK, f"{CHAT}/", f"{CHAT}//"])
 async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str) -> None:
     world = make_world(searches=1)
     async with busy(world):
@@ -115,6 +132,15 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
         assert (refused.status, refused.asked) == (429, 0)
         assert refused.error["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("path", WORK)
+async def test_a_route_without_admission_reads_no_byte(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(routes, "WORK", ())
+    refused = await Call(make_world(), [b"{}", b""], path=path).ended()
+    assert (refused.status, refused.asked, refused.error["code"]) == (500, 0, "not_admitted")
 
 
 async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld) -> None:
@@ -297,6 +323,14 @@ async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(make_wor
         assert (await ask(YOURS)).status_code == 200
 
 
+async def test_a_batch_and_other_requests_of_a_key_share_its_tokens(make_world: MakeWorld) -> None:
+    record = key_record("k" * 20, KeyLimits(tokens_per_minute=1))
+    world = make_world(records=[record])
+    [body, _] = body_parts()
+    assert (await Call(world, [body, b""], key="k" * 20).ended()).status == 200
+    assert (await world._inside.answer("POST", CHAT, body, store_owner(record)))[0] == 429
+
+
 async def test_a_minute_is_a_minute_when_the_clock_is_set_back(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +359,44 @@ async def test_scores_count_for_the_minute_by_their_texts(make_world: MakeWorld)
         refused = await ask()
         assert refused.status_code == 429
         assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "prompt", "written"),
+    [
+        (ScoringCost(prompt_tokens=400, cached_tokens=300), 100, 0),  # every step read the whole path
+        (ScoringCost(prompt_tokens=400, cached_tokens=395), 9, 0),
+        (ScoringCost(prompt_tokens=40, cached_tokens=10, generated_tokens=70, critiques=2), 30, 70),
+    ],
+)
+async def test_scores_count_for_the_minute_by_what_the_reward_model_computed(
+    make_world: MakeWorld, cost: ScoringCost, prompt: int, written: int
+) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=prompt + written + 1)])
+    world.scorer.cost = cost
+    asked = {"question": "6*7?", "steps": ["six", "42"]}, {"authorization": f"Bearer {MINE}"}
+    async with world.client as client:
+        replies = [await client.post("/v1/score", json=asked[0], headers=asked[1]) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    assert replies[0].json()["usage"] == usage
+
+
+async def test_tokens_that_are_computed_again_without_the_prefix_cache_count_for_the_minute(
+    make_world: MakeWorld,
+) -> None:
+    beams = {"model": "m", "prompt": "abc", "use_beam_search": True, "n": 2, "max_tokens": 3}
+    used = {}
+    for skip in (False, True):
+        world = make_world(records=[limited(MINE, tokens_per_minute=28)])
+        asked = beams | {"skip_reading_prefix_cache": skip}
+        async with world.client as client:
+            replies = [
+                await client.post("/v1/completions", json=asked, headers={"authorization": f"Bearer {MINE}"})
+                for _ in range(2)
+            ]
+        used[skip] = [reply.json()["usage"]["total_tokens"] if reply.is_success else 429 for reply in replies]
+    assert used == {False: [10, 10], True: [30, 429]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -385,3 +457,184 @@ async def test_a_key_limits_the_tokens_of_one_request(make_world: MakeWorld) -> 
         beams = {"model": "m", "prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 30}
         assert (await ask(MINE, "/v1/completions", **beams)).status_code == 400
         assert (await ask(YOURS, "/v1/completions", **beams)).status_code == 200
+
+
+async def test_bytes_are_charged_before_they_are_read(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of requests that are refused."""
+    monkeypatch.setattr(limits, "BODIES_PER_MINUTE", 1)
+    world = make_world(records=[key_record(MINE), key_record(YOURS)], limits={"body_bytes": 10_000})
+    wrong = b"x" * 4000
+    for _ in range(2):
+        assert (await Call(world, [wrong, b""], key=MINE, declared=4000).ended()).status == 400
+    refused = await Call(world, [wrong, b""], key=MINE, declared=4000).ended()
+    assert (refused.status, refused.asked) == (429, 0)
+    assert "10000 bytes of the minute" in refused.error["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    chunked = await Call(world, [b"x" * 1500, b"x" * 1500, b""], key=MINE).ended()
+    assert (chunked.status, chunked.asked) == (429, 2), "no more is read than may be"
+    assert (await Call(world, body_parts(), key=MINE).ended()).status == 200, "a short one still fits"
+    assert (await Call(world, [wrong, b""], key=YOURS, declared=4000).ended()).status == 400
+    world.assert_idle()
+
+
+async def test_an_abandoned_body_is_charged_as_declared(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODIES_PER_MINUTE", 1)
+    world = make_world(limits={"body_bytes": 10_000})
+    left = Call(world, [b"{"], declared=9000)
+    await until(lambda: left.asked == 2)
+    await left.hang_up()
+    assert (await Call(world, [], declared=9000).ended()).status == 429
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_a_client_with_many_long_bodies_passes_no_other_client(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    world, gate, order = make_world(), asyncio.Event(), list[str]()
+    loop, encode = asyncio.get_running_loop(), world.encoder.encode_chat
+
+    def noted(messages: Any, **told: Any) -> list[int]:
+        order.append(messages[-1]["content"])
+        return encode(messages, **told)
+
+    monkeypatch.setattr(world.encoder, "encode_chat", noted)
+
+    def long(text: str) -> list[bytes]:
+        said = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"input": text}
+        padding = {f"x{index}": "x" * 500 for index in range(10)}
+        return [json.dumps({"model": "m", **said, "metadata": padding}).encode(), b""]
+
+    first = threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20))
+    many = [Call(world, long(f"many {index}"), path=path, client="many") for index in range(12)]
+    await until(lambda: len(threads._waiting.get("address many", ())) == 12)
+    few = Call(world, long("few"), path=path, client="few")
+    await until(lambda: "address few" in threads._waiting)
+    gate.set()
+    for call in (*many, few):
+        assert (await call.ended()).status == 200
+    assert first.done()
+    assert sorted(order) == sorted([*(f"many {index}" for index in range(12)), "few"])
+    assert order.index("few") <= 2, "one turn of the other, or two where a request takes two"
+
+
+async def test_too_many_waiting_bytes_are_refused(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 20_000, "test"))
+    world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
+    threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20), size=0)
+    parts = body_parts(metadata={"padding": "x" * 9000})
+    waiting = Call(world, list(parts), client="many")
+    await until(lambda: "address many" in threads._waiting)
+    refused = await Call(world, list(parts), client="many").ended()
+    assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["retry-after"]) >= 1
+    other = Call(world, list(parts), client="other")
+    await until(lambda: "address other" in threads._waiting)
+    gate.set()
+    assert [(await call.ended()).status for call in (waiting, other)] == [200, 200]
+    world.assert_idle()
+
+
+async def test_a_body_that_waits_too_long_for_a_thread_is_refused(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    monkeypatch.setattr(body, "WAIT_S", 0.01)
+    world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
+    threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20))
+    parts = body_parts(metadata={"padding": "x" * 6000})
+    assert (await Call(world, list(parts)).ended()).status == 429
+    assert not threads._waiting, "it will not be done"
+    gate.set()
+    world.assert_idle()
+
+
+async def test_a_crowd_of_addresses_takes_no_memory_and_no_more_than_one_share() -> None:
+    usage = MinuteUsage()
+    for index in range(3 * quotas.MAX_CLIENTS):
+        usage.charge(f"2001:db8:{index:x}::/64", 1)
+    assert len(usage) == quotas.MAX_CLIENTS + 1
+    with pytest.raises(Busy):
+        usage.check("a newcomer", 2 * quotas.MAX_CLIENTS, "no more", "test")
+    usage.check("2001:db8:0::/64", 2, "no more", "test")
+
+
+async def test_minutes_that_are_over_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = MinuteUsage()
+    for client in ("a", "b"):
+        usage.charge(client, 5)
+    elapsed = time.monotonic
+    monkeypatch.setattr(quotas, "time", SimpleNamespace(monotonic=lambda: elapsed() + 61))
+    usage.check("c", 1, "no more", "test")
+    assert len(usage) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("2001:DB8:1:2:0::9", "2001:db8:1:2::/64"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("localhost", "localhost"),
+        ("x" * 60_000, "x" * 64),
+    ],
+)
+async def test_a_client_without_a_key_is_its_network(address: str, client: str) -> None:
+    assert client_of({"client": (address, 1)}) == f"address {client}"
+
+
+async def test_a_client_with_a_key_is_its_key() -> None:
+    record = key_record(MINE)
+    assert client_of({"client": ("10.1.2.3", 1), "state": {"key": record}}) == record.digest
+    assert client_of({"client": None}) == client_of({}) == "address "
+
+
+FORGED = [f"10.0.{index}.1" for index in range(6)]
+
+
+async def test_made_up_addresses_are_one_client(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a connection from this machine, of which uvicorn would believe them."""
+    monkeypatch.setattr(limits, "BODIES_PER_MINUTE", 1)
+    world = make_world(limits={"body_bytes": 10_000})
+    async with served(world) as url, httpx.AsyncClient(base_url=url) as client:
+
+        async def sent(**headers: str) -> int:
+            return (await client.post(CHAT, content=b"x" * 4000, headers=JSON | headers)).status_code
+
+        assert [await sent(**{"X-Forwarded-For": address}) for address in FORGED] == [400, 400, 429, 429, 429, 429]
+        for name in ("Forwarded", "X-Real-IP", "X-Client-IP", "True-Client-IP"):
+            assert await sent(**{name: "for=10.9.9.9"}) == 429
+
+
+async def test_the_address_that_a_named_proxy_adds_is_the_client(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BODIES_PER_MINUTE", 1)
+    world = make_world(limits={"body_bytes": 10_000}, http={"trusted_proxies": ["127.0.0.0/8", "10.1.0.0/16"]})
+    async with served(world) as url, httpx.AsyncClient(base_url=url) as client:
+
+        async def sent(*addresses: str) -> int:
+            headers = JSON | {"X-Forwarded-For": ", ".join(addresses)}
+            return (await client.post(CHAT, content=b"x" * 4000, headers=headers)).status_code
+
+        forged = [await sent(address, "192.0.2.1", "10.1.2.3") for address in FORGED]
+        assert forged == [400, 400, 429, 429, 429, 429], "only what the first named proxy has seen counts"
+        assert await sent("192.0.2.2") == 400
+        networks = [await sent(f"2001:db8::{index}") for index in range(1, 5)]
+        assert networks == [400, 400, 429, 429]
+
+
+async def test_what_comes_through_a_proxy_is_not_from_this_machine(make_world: MakeWorld) -> None:
+    async with served(make_world()) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/v1/status")).status_code == 200
+        for name in ("X-Forwarded-For", "Forwarded", "Via", "X-Real-IP"):
+            assert (await client.get("/v1/status", headers={name: "127.0.0.1"})).status_code == 403
+
+
+@pytest.mark.parametrize("network", ["*", "10.0.0.1/8", "proxy.example", "", "jobs", "10.0.0.0/33"])
+async def test_a_trusted_proxy_is_named_by_its_address(network: str) -> None:
+    with pytest.raises(ValueError, match=r"trusted_proxies"):
+        HttpSettings(trusted_proxies=(network,))

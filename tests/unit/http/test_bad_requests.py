@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from deployments.admission.body import INLINE_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, parsed_object
 from deployments.admission.errors import BadRequest
 from deployments.http.schema import ChatRequest
-from search.errors import GeneratorError, PathTooLarge, ScoredPathTooLarge, ScorerError
+from search.errors import GeneratorError, PathTooLarge, ScoredPathTooLarge, ScorerError, ScorerRefused
 
 pytestmark = pytest.mark.asyncio
 
@@ -295,14 +295,19 @@ async def test_long_bodies_are_parsed_in_a_thread_with_the_same_result(
     assert wrong.json()["error"]["param"] == "search.n"
 
 
-async def test_a_text_that_fits_no_context_is_not_tokenized(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(type(world.encoder), "encode_chat")
-    monkeypatch.delattr(type(world.encoder), "encode_text")
+async def test_a_text_that_fits_no_context_is_not_tokenized(world: World) -> None:
     beams = {"model": "m", "prompt": "x" * 5000, "use_beam_search": True}
+    turns = [{"role": "user", "content": "x" * 5000}, {"role": "assistant", "content": "y"}, *chat()["messages"]]
+    many = [{"role": "user", "content": "x"}] * 700
+    bodies = [(CHAT, message("x" * 5000)), (CHAT, chat(messages=turns)), (CHAT, chat(messages=many))]
+    system = {"role": "system", "content": "x" * 5000}
+    bodies += [(CHAT, chat(messages=[system, *chat()["messages"]])), ("/v1/completions", beams)]
+    bodies += [("/v1/responses", {"model": "m", "instructions": "x" * 5000, "input": "6*7?"})]
     async with world.client as client:
-        for path, body in ((CHAT, message("x" * 5000)), ("/v1/completions", beams)):
+        for path, body in bodies:
             reply = await client.post(path, json=body)
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert world.encoder.tokenized == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -324,6 +329,28 @@ async def test_a_scored_path_larger_than_all_kv_memory_is_a_400(make_world: Call
     error = reply.json()["error"]
     assert (reply.status_code, error["param"], error["code"]) == (400, "steps", "context_length_exceeded")
     assert "prm.kv_cache" in error["message"]
+
+
+async def test_a_path_of_far_too_many_characters_is_not_tokenized(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    monkeypatch.delattr(type(world.encoder), "encode_text")
+    async with world.client as client:
+        reply = await client.post("/v1/score", json={"model": "m", "question": "2+2?", "steps": ["x" * 5000] * 10})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "steps", "context_length_exceeded")
+    assert error["message"] == "the PRM's context is 1024 tokens; a path of 50004 characters has more"
+
+
+async def test_a_path_that_the_reward_model_refuses_is_not_to_be_tried_again(make_world: Callable[..., World]) -> None:
+    world = make_world(fallback="fail")
+    world.scorer.error = ScorerRefused("a path cannot be encoded: the chat template refuses 'my diary'")
+    async with world.client as client:
+        reply = await client.post("/v1/score", json={"model": "m", "question": "2+2?", "steps": ["It is 4."]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "steps", "invalid_value")
+    assert "diary" not in reply.text
 
 
 SECRET = "EngineDeadError at /opt/model.py:12, prompt 'my diary', 10.0.0.7:8000"

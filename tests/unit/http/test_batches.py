@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -26,14 +26,17 @@ from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
 from cluster.jobs.inputs import MAX_DEPTH
 from deployments.admission.auth import ApiKeys
-from deployments.admission.errors import Unavailable
+from deployments.admission.errors import Busy, Unavailable
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
+from deployments.http import files as files_routes
 from deployments.http import kept as kept_module
-from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
+from deployments.http.kept import MAX_ALL_UPLOADS, MAX_DOWNLOADS, MAX_UPLOADS, OwnerLimit, StoreAccess
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
-from search.ports import Lane
+from search.ports import ChildGroup, ExpandRequest, Lane
+from search.tools import fair_threads
+from search.tools.fair_threads import FairThreads, Steps
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
@@ -169,6 +172,37 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
         assert reply.get(name) == plain.get(name)
     assert batch.usage is not None
     assert batch.usage.total_tokens > 0
+
+
+async def test_a_long_file_of_one_key_is_checked_in_turn_with_those_of_others(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_threads, "TURN_S", 0.0)  # so a turn is one line
+    monkeypatch.setattr(batch_run, "_THREADS", FairThreads(1, 100, "test"))
+    checked, checking = list[int](), batch_run.checking
+
+    def noted(path: Path, endpoint: str, most: int) -> Steps[Any]:
+        steps, lines = checking(path, endpoint, most), path.read_text().count("\n")
+        while True:
+            checked.append(lines)
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            yield
+
+    monkeypatch.setattr(batch_run, "checking", noted)
+    mine, other = client_of(kept), client_of(kept, OTHER)
+    long = await created(mine, [*requests_of(3000), "not JSON"])
+    short = await created(other, requests_of(2))
+    async with runner(kept):
+        assert (await ended(other, short.id)).status == "completed"
+        assert (await ended(mine, long.id)).status == "failed"
+    assert 3001 in checked[: checked.index(2)], "the long file came first"
+    last = max(index for index, lines in enumerate(checked) if lines == 2)
+    turns = checked[checked.index(2) : last + 1]
+    assert turns.count(3001) <= turns.count(2), "and had a turn for each of the short one"
+    assert len(checked) > 6000
 
 
 async def test_files_and_batches_are_visible_to_their_key_only(kept: World) -> None:
@@ -572,6 +606,33 @@ async def test_lines_that_fail_in_every_pass_have_failed(kept: World, monkeypatc
     assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
 
 
+async def test_a_line_that_ends_engines_has_failed_at_once_and_the_others_go_on(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MAX_FAILURES", 1)
+    expand, poison = kept.generator.expand, "2+0?"
+
+    async def deadly(request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        if poison in "".join(map(chr, request.expansions[0].prefix)):
+            raise kept.service.suspects.found_harmful(request.search_id)
+        async for group in expand(request):
+            yield group
+
+    monkeypatch.setattr(kept.generator, "expand", deadly)
+    client = client_of(kept)
+    lines = requests_of(4)
+    lines[2]["body"]["messages"] = [{"role": "user", "content": poison}]
+    batch = await created(client, lines)
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 3, 1)
+    [line] = await lines_in(client, batch.error_file_id)
+    assert line["response"]["status_code"] == 500
+    assert line["response"]["body"]["error"]["code"] == "engine_ended_twice"
+    assert line["kind"] == "input", "it is not tried in another pass"
+
+
 async def test_passes_are_counted_across_runners(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A runner that is killed after each pass makes no more passes than one that lives."""
     monkeypatch.setattr(batches, "MAX_PASSES", 3)
@@ -820,6 +881,29 @@ async def test_work_that_hangs_on_the_disk_keeps_its_threads_from_its_owner_alon
                 break
 
 
+async def test_accesses_past_the_limit_are_refused_but_no_write_of_a_search(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_module, "_THREADS", threads := FairThreads(4, 20, "test"))
+    assert kept.store is not None
+    access, let_go = kept_module.StoreAccess(kept.store, kept.live), threading.Event()
+    waiting = [asyncio.create_task(access.do("a", lambda: let_go.wait(20))) for _ in range(30)]
+    try:
+        done, waiting_still = await asyncio.wait(waiting, timeout=0.1)
+        assert (len(done), len(waiting_still)) == (20, 10), "half of them is for others"
+        for refused in done:
+            error = refused.exception()
+            assert isinstance(error, Busy)
+            assert (error.status, error.reason) == (429, "store")
+        write = asyncio.create_task(access.do("a", lambda: "written", size=0))
+        assert await access.do("b", lambda: "read") == "read"
+    finally:
+        let_go.set()
+    assert await write == "written"
+    await asyncio.wait(waiting)
+    assert threads.owners == 0
+
+
 class TestFiles:
     async def test_a_full_temporary_directory_is_told_as_such(
         self, kept: World, monkeypatch: pytest.MonkeyPatch
@@ -833,6 +917,57 @@ class TestFiles:
             await client.files.create(file=("long.jsonl", b"x" * (2 << 20)), purpose="batch")
         assert (refused.value.status_code, refused.value.code) == (503, "store_unavailable")
         assert await uploaded(client, ["short"])
+
+    @pytest.mark.parametrize("checks", [0, 1, 2, 3])
+    async def test_uploads_leave_a_reserve_on_the_disk(
+        self, kept: World, monkeypatch: pytest.MonkeyPatch, checks: int, tmp_path: Path
+    ) -> None:
+        """Before an upload, while it arrives, and while it is copied."""
+        passed = 0
+
+        def check(_: StoreAccess, more: int = 0) -> None:
+            nonlocal passed
+            passed += 1
+            with monkeypatch.context() as patched:
+                if passed > checks:
+                    patched.setattr(kept_module, "RESERVE_BYTES", 1 << 60)
+                whole(_, more)
+
+        whole = StoreAccess.check_disk
+        monkeypatch.setattr(StoreAccess, "check_disk", check)
+        monkeypatch.setattr(files_routes, "CHECK_DISK_BYTES", 1 << 20)
+        client = client_of(kept)
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.files.create(file=("long.jsonl", b"x" * (1 << 20)), purpose="batch")
+        assert (refused.value.status_code, refused.value.code) == (503, "store_unavailable")
+        assert passed == checks + 1
+        monkeypatch.setattr(StoreAccess, "check_disk", whole)
+        assert not found(tmp_path, "*.data")
+        assert await uploaded(client, ["short"])
+
+    async def test_uploads_of_all_keys_are_limited_together(self, kept: World) -> None:
+        limit = OwnerLimit(MAX_UPLOADS, "uploads", MAX_ALL_UPLOADS)
+        with ExitStack() as stack:
+            for index in range(MAX_ALL_UPLOADS):
+                stack.enter_context(limit.one(f"owner {index}"))
+            with pytest.raises(Busy, match="of other clients"):
+                stack.enter_context(limit.one("another"))
+        with limit.one("another"):
+            pass
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            b"Content-Disposition: form-data; name=x; a=" + b"x" * 50_000 + b"\r\n\r\n",
+            b"X: y\r\n" * 50 + b"\r\n",
+            b"x" * 50_000,
+        ],
+        ids=["long header", "many headers", "endless name"],
+    )
+    async def test_the_headers_of_a_part_are_limited(self, kept: World, part: bytes) -> None:
+        headers = {"content-type": "multipart/form-data; boundary=b", "authorization": f"Bearer {KEY}"}
+        reply = await kept.client.post("/v1/files", headers=headers, content=b"--b\r\n" + part)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_form")
 
     async def test_what_goes_in_comes_out(self, kept: World) -> None:
         client = client_of(kept)
@@ -928,8 +1063,8 @@ class TestFiles:
         assert kept.store is not None
         disk = kept_module.StoreAccess(kept.store, kept.live)
         with pytest.raises(Unavailable):
-            await disk.copy(lambda: time.sleep(0.3), 1)
-        await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
+            await disk.copy("a", lambda: time.sleep(0.3), 1)
+        await disk.copy("a", lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
 
     async def test_a_download_from_a_hanging_disk_times_out(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -937,10 +1072,9 @@ class TestFiles:
         """The file is then closed by a thread, since the read holds its lock."""
         client = client_of(kept)
         file_id = await uploaded(client, ["x"])
-        [path] = found(tmp_path, "owners/*/files/*.data")
-        path.unlink()
-        os.mkfifo(path)
-        writer = os.open(path, os.O_RDWR)  # like a disk that never replies
+        os.mkfifo(pipe := tmp_path / "pipe")
+        writer = os.open(pipe, os.O_RDWR)  # like a disk that never replies
+        monkeypatch.setattr(Files, "open", lambda files, name: (files.get(name), pipe.open("rb")))
         monkeypatch.setattr(kept_module, "DISK_S", 0.2)
         try:
             async with asyncio.timeout(5):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from http_world import World
+from http_world import World, served
 
 from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_record, read_records
@@ -94,6 +94,33 @@ async def test_without_keys_the_status_is_this_machines(matcher: AnswerMatcher, 
 async def test_jobs_on_the_cluster_read_the_status(matcher: AnswerMatcher) -> None:
     world = World(matcher, records=[key_record(KEY)])
     assert (await world._inside.answer("GET", "/v1/status", b""))[0] == 200
+
+
+@pytest.mark.parametrize("address", ["jobs", "job", "", "address ", "True", "127.0.0.1, jobs"])
+async def test_no_address_makes_a_client_a_job(
+    matcher: AnswerMatcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """Neither at the operator's check, nor where jobs write, nor in the jobs' share of places and bodies."""
+    world = World(matcher, store={"path": str(tmp_path)})
+    owners: list[str] = []
+    monkeypatch.setattr(world.service.places, "check", lambda owner, *_: owners.append(owner.name))
+    asked = {"model": "m", "input": "6*7?"}
+    transport = httpx.ASGITransport(world.app, client=(address, 0))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/v1/status")).status_code == 403
+        assert (await client.post("/v1/responses", json=asked)).json()["store"] is True
+    _, _, reply = await world._inside.answer("POST", "/v1/responses", json.dumps(asked).encode())
+    assert json.loads(reply)["store"] is False
+    of_client, of_job = set(owners[:2]), set(owners[2:])
+    assert not of_client & of_job
+
+
+async def test_a_forwarded_address_makes_no_job(matcher: AnswerMatcher) -> None:
+    async with served(World(matcher)) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.get("/v1/status")).status_code == 200
+        for address in ("jobs", "8.8.8.8, jobs", "jobs:0", "[jobs]:0"):
+            reply = await client.get("/v1/status", headers={"X-Forwarded-For": address})
+            assert reply.status_code == 403, address
 
 
 def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from http_world import World, chat
 
@@ -16,12 +17,14 @@ from deployments.admission.proxy import (
     ROOM,
     SAID,
     DropOrders,
+    HideApplications,
     ProxyAdmission,
     Room,
     is_harmless,
     middlewares,
 )
 from deployments.admission.proxy_bodies import BodyLimits
+from deployments.admission.proxy_flow import ProxyFlow
 from deployments.service.places import NoPlace, Refused
 from deployments.startup.environment import variables
 from search.tools.import_path import imported
@@ -61,7 +64,8 @@ async def test_serves_control_headers_and_invalid_utf8_are_dropped(name: bytes, 
 async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders, ProxyAdmission, BodyLimits]
+    expected = [ProxyFlow, DropOrders, HideApplications, ProxyAdmission, BodyLimits]
+    assert [each.cls for each in middlewares()] == expected
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
@@ -70,6 +74,27 @@ async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> 
     assert [order for order in orders if is_harmless(order.encode(), b"1")] == [constants.SERVE_HTTP_REQUEST_ID_HEADER]
     assert not is_harmless(constants.SERVE_MULTIPLEXED_MODEL_ID.encode(), b"1")
     assert not is_harmless(f"{constants.SERVE_INGRESS_ROUTER_HEADER_PREFIX}x".encode(), b"1")
+
+
+@pytest.mark.parametrize("root_path", ["", "/all"])
+async def test_serve_tells_its_applications_to_nobody_and_its_health_to_anyone(root_path: str) -> None:
+    from ray.serve._private.common import DeploymentID, EndpointInfo
+    from ray.serve._private.proxy import HTTPProxy
+    from ray.serve._private.proxy_router import ProxyRouter
+
+    router = ProxyRouter(lambda *_: None)  # type: ignore[arg-type, return-value]
+    router.update_routes({DeploymentID("d", "secret"): EndpointInfo("/secret")})
+    app: Any = HTTPProxy("node", "127.0.0.1", True, router, "proxy")
+    for each in middlewares():
+        app = each.cls(app, *each.args, **each.kwargs)
+    transport = httpx.ASGITransport(app, root_path=root_path)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://localhost{root_path}") as client:
+        assert (await client.get("/-/healthz")).text == "success"
+        for method, path in (("GET", "routes"), ("POST", "routes"), ("GET", "%72outes"), ("GET", "routes?a")):
+            reply = await client.request(method, f"/-/{path}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+        for path in ("/-/routes/", "//-/routes", "/-/ROUTES", "/-/./routes", "/-/routes%0A"):
+            assert (await client.get(path)).status_code == 404
 
 
 async def test_serves_own_server_runs_the_protocol() -> None:

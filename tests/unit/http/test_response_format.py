@@ -1,6 +1,7 @@
 """``response_format``: whole solutions are held to it, and what cannot be is refused before an engine sees it."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from deployments.admission.errors import BadRequest
-from deployments.http.json_schema import MAX_CHARS, MAX_DEPTH, checked_schema
+from deployments.admission.keys import key_record
+from deployments.http.json_schema import MAX_CHARS, MAX_DEPTH, MAX_SCHEMAS, checked_schema
+from deployments.http.json_schema_keywords import MAX_LEAST
 from deployments.http.schema import ChatRequest
+from deployments.service.schemas import SchemaCosts, SchemasBusy, SchemaTooDear
 from search.errors import SchemaRefused
 
 pytestmark = pytest.mark.asyncio
 
+MakeWorld = Callable[..., World]
 CHAT = "/v1/chat/completions"
 AT = "response_format.json_schema.schema"
 TEXT = {"type": "string"}
@@ -102,6 +107,8 @@ def nested(depth: int) -> dict[str, Any]:
         ({"type": "string", "pattern": "(a+)+b"}, f"{AT}.pattern"),
         ({"type": "string", "format": "regex"}, f"{AT}.format"),
         ({"type": "string", "minLength": 10**9}, f"{AT}.minLength"),
+        ({"type": "string", "minLength": MAX_LEAST + 1}, f"{AT}.minLength"),
+        ({"type": "array", "minItems": MAX_LEAST + 1}, f"{AT}.minItems"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, f"{AT}.minLength"),
         ({"type": "string", "minLength": True}, f"{AT}.minLength"),
         ({"type": "integer", "minimum": 1e300}, f"{AT}.minimum"),
@@ -208,3 +215,106 @@ async def test_what_the_engine_refuses_is_the_schemas_fault(world: World) -> Non
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == AT
     assert "xgrammar" not in reply.text
+
+
+async def test_what_references_write_out_is_counted_while_it_is_read() -> None:
+    many = {f"{index}": {} for index in range(600)}
+    copies = [{"allOf": [{"$ref": "#/$defs/P"}, {"properties": {f"q{index}": {}}}]} for index in range(140)]
+    with pytest.raises(BadRequest, match=f"more than {MAX_SCHEMAS} schemas"):
+        checked_schema({"anyOf": copies, "$defs": {"P": {"properties": many}}}, ("schema",))
+
+
+class Costs(SchemaCosts):
+    """Knows what schemas cost without a worker."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(lambda: ([], "", None))
+        self.error = error
+        self.checked: list[tuple[str, str]] = []
+
+    async def check(self, schema: str, owner: str = "") -> None:
+        self.checked.append((schema, owner))
+        if self.error is not None:
+            raise self.error
+
+
+DEAR = SchemaTooDear("costs too much: 9 s; at most 1 s are allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, asked(NULLABLE), AT),
+        (CHAT, asked(NULLABLE) | {"stream": True}, AT),
+        ("/v1/search", asked(NULLABLE), AT),
+        (
+            "/v1/responses",
+            SPOKEN | {"text": {"format": {"type": "json_schema", "name": "a", "schema": NULLABLE}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/responses",
+            SPOKEN | {"stream": True, "text": {"format": {"type": "json_schema", "name": "a", "schema": NULLABLE}}},
+            "text.format.schema",
+        ),
+    ],
+)
+async def test_a_dear_schema_is_a_400_with_the_figures_before_an_engine_sees_it(
+    make_world: MakeWorld, path: str, body: dict[str, Any], param: str
+) -> None:
+    world = make_world(schemas=Costs(DEAR))
+    async with world.client as client:
+        replies = [await client.post(path, json=body)]
+    status, _, inside = await world._inside.answer("POST", path, json.dumps(body).encode())
+    for code, text in ((replies[0].status_code, replies[0].text), (status, inside.decode())):
+        assert code == 400
+        error = json.loads(text)["error"]
+        assert (error["param"], error["code"]) == (param, "above_limit")
+        assert error["message"] == f"{param} {DEAR}"
+    assert world.generator.calls == 0
+    world.assert_idle()
+
+
+async def test_each_schema_is_checked_for_its_owner_and_a_text_without_one_is_not(make_world: MakeWorld) -> None:
+    world = make_world(schemas=(costs := Costs()), keys=("a-key-that-is-long-enough",))
+    async with world.client as client:
+        headers = {"authorization": "Bearer a-key-that-is-long-enough"}
+        for body in (asked(NULLABLE), chat()):
+            assert (await client.post(CHAT, json=body, headers=headers)).status_code == 200
+    [(schema, owner)] = costs.checked
+    assert json.loads(schema) == NULLABLE
+    assert owner == key_record("a-key-that-is-long-enough").digest
+
+
+async def test_a_cost_that_is_not_known_in_time_is_no_fault_of_the_request(make_world: MakeWorld) -> None:
+    world = make_world(schemas=Costs(SchemasBusy("busy")))
+    async with world.client as client:
+        reply = await client.post(CHAT, json=asked(NULLABLE))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "schema_check_unavailable")
+
+
+GUIDES = [
+    *({"structured_outputs": {kind: "a"}} for kind in ("regex", "choice", "grammar", "json", "structural_tag")),
+    *({f"guided_{kind}": "(a+)+b"} for kind in ("regex", "choice", "grammar", "json")),
+    *({kind: "(a+)+b"} for kind in ("regex", "grammar", "ebnf", "json_schema")),
+    *({"response_format": {"type": kind, kind: "a"}} for kind in ("regex", "grammar", "structural_tag")),
+]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=json.dumps)
+async def test_an_answer_can_be_held_to_a_json_schema_and_to_nothing_else(world: World, guide: dict[str, Any]) -> None:
+    bodies = {
+        CHAT: chat(search={"strategy": "greedy"}),
+        "/v1/search": chat(search={"strategy": "greedy"}),
+        "/v1/responses": SPOKEN,
+        "/v1/completions": {"model": "m", "prompt": "abc", "use_beam_search": True},
+    }
+    sent = [(path, body | guide) for path, body in bodies.items()]
+    sent += [(CHAT, chat(search={"strategy": "greedy", **guide})), (CHAT, chat(extra_body=guide))]
+    async with world.client as client:
+        for path, body in sent:
+            assert (await client.post(path, json=body)).status_code == 400, path
+            # As a line of a batch.
+            assert (await world._inside.answer("POST", path, json.dumps(body).encode()))[0] == 400, path
+    assert world.generator.calls == 0
+    assert world.generator.beams == []

@@ -41,10 +41,12 @@ async def test_the_endpoint_gets_the_body_without_the_stages_fields() -> None:
     endpoint = Endpoint((200, {"id": "a"}))
     assert await reply_to({"url": CHAT, "body": '{"model": "m"}', **STAGE}, endpoint.answer) == {"id": "a"}
     await reply_to({"url": CHAT, "body": '{"service_tier": "default"}', **STAGE}, endpoint.answer)
+    await reply_to({"url": f"{CHAT}/", "body": '{"model": "m"}', **STAGE}, endpoint.answer)
     await reply_to({"url": "/v1/batches", "body": '{"endpoint": "e"}', **STAGE}, endpoint.answer)
     assert endpoint.asked == [
         ("POST", CHAT, {"service_tier": "flex", "model": "m"}),
         ("POST", CHAT, {"service_tier": "default"}),
+        ("POST", f"{CHAT}/", {"service_tier": "flex", "model": "m"}),
         ("POST", "/v1/batches", {"endpoint": "e"}),
     ]
 
@@ -88,6 +90,13 @@ async def test_errors_are_built_in_exceptions_that_the_stage_knows(status: int, 
     with pytest.raises(kind, match=f"{status}: it is so") as raised:
         await reply_to({"url": CHAT, "body": "{}"}, Endpoint((status, failed("it is so"))).answer)
     assert type(raised.value) is kind
+
+
+async def test_a_row_that_ends_engines_concerns_only_itself() -> None:
+    reply = failed("it is so")
+    reply["error"]["code"] = "engine_ended_twice"
+    with pytest.raises(ValueError, match="500: it is so"):
+        await reply_to({"url": CHAT, "body": "{}"}, Endpoint((500, reply)).answer)
 
 
 @pytest.mark.parametrize(

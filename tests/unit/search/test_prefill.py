@@ -13,6 +13,7 @@ from search.run.report import SearchOutcome
 from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json, tree_of_view
 from search.strategies.path_score import Aggregation, aggregate, path_score
 from search.tree import Prefill, Step, StepEnd
+from search.tree.prefill import MAX_STEPS
 
 BEAM: dict[str, Any] = {"strategy": "beam_search", "n": 8, "m": 4, "aggregation": "prod"}
 GIVEN = Prefill(("One.\n\n", "Two.\n\n"), "Three is ")
@@ -40,8 +41,17 @@ def test_a_text_has_the_steps_of_a_path_that_wrote_it(text: str, steps: tuple[st
 def test_a_long_text_is_split_in_linear_time() -> None:
     began = time.process_time()
     assert Prefill.of("\n" * 1_000_000, "\n\n").steps == ()
-    assert len(Prefill.of("a\n\n" * 300_000, "\n\n").steps) == 300_000
+    assert len(Prefill.of("a\n\n" * 300_000, "\n\n").steps) == MAX_STEPS
     assert time.process_time() - began < 5.0
+
+
+@pytest.mark.parametrize("steps", [MAX_STEPS, MAX_STEPS + 1, 3 * MAX_STEPS])
+def test_a_text_of_too_many_steps_has_one_that_holds_the_first_of_them(steps: int) -> None:
+    written = [f"{number}\n\n" for number in range(steps)]
+    prefill = Prefill.of("".join(written) + "So", "\n\n")
+    assert len(prefill.steps) == MAX_STEPS
+    assert prefill.steps[1:] == tuple(written[1 - MAX_STEPS :])
+    assert prefill.text == "".join(written) + "So"
 
 
 def test_every_path_begins_with_it_for_the_scorer_and_for_the_answer() -> None:

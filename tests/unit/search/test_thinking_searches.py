@@ -3,10 +3,15 @@
 import asyncio
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from search_fakes import Bench
 
+from search.answers.extraction import boxed_answer
 from search.ports import Child, ExpandItem, ExpandRequest, StopCondition
+from search.run import results
 from search.run.report import SearchOutcome
 from search.snapshot import TreeView, tree_as_json, tree_of_view
 from search.training_data import answers_of, training_data
@@ -85,6 +90,58 @@ def test_no_path_ends_at_a_box_in_a_thought(
     assert outcome.text.endswith(texts[-1])
     for node in outcome.tree.terminals:
         assert node.text.endswith(texts[-1])
+
+
+PIECES = (
+    *(
+        "\\boxed{7}",
+        "\\boxed{?}",
+        "<think>",
+        "</think>",
+        "<|channel|>analysis<|message|>",
+        "<|channel|>final<|message|>",
+    ),
+    *("Here is my thought process:", "Here is my response:", "a", "analysis", "assistantfinal", "{", "}", "\n"),
+)
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map(" ".join), min_size=1, max_size=8),
+    st.sampled_from(["", "<think>", "a\n\n"]),
+)
+def test_a_solution_ends_at_the_first_step_up_to_which_its_whole_text_has_an_answer(
+    texts: list[str], beginning: str
+) -> None:
+    written = [f"{text}\n\n" for text in texts]
+    alone = [beginning + written[0], *written[1:]]
+    up_to = ["".join(written[:number]) for number in range(1, len(written) + 1)]
+    ends = (
+        number
+        for number, (step, path) in enumerate(zip(alone, up_to, strict=True), 1)
+        if boxed_answer(beginning) or (boxed_answer(step) and boxed_answer(beginning + path))
+    )
+    kept = next(ends, len(written))
+    outcome = thinking({"strategy": "best_of_n", "n": 1}, tuple(written), prefill=Prefill((), beginning))
+    [path] = outcome.tree.terminals
+    assert path.depth == kept
+
+
+@pytest.mark.parametrize("step", ["\\boxed{1}, or not?\n\n", "<think>\\boxed{1}</think>\n\n"])
+def test_twice_as_many_boxes_in_thoughts_take_twice_as_long_to_read(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def counted(text: str) -> str | None:
+        read.append(len(text))
+        return boxed_answer(text)
+
+    def read_of(steps: int) -> int:
+        read.clear()
+        thinking({"strategy": "greedy"}, ("<think>", *[step] * steps), open_thought="" if "<" in step else OPENED)
+        return sum(read)
+
+    monkeypatch.setattr(results, "boxed_answer", counted)
+    assert read_of(80) <= 2.1 * read_of(40)
 
 
 def test_a_path_that_never_ends_its_thought_has_no_answer() -> None:
