@@ -139,7 +139,9 @@ async def delete_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
     def delete() -> None:
         batches = kept.owned(request).batches
         with suppress(Damaged):
-            if not (status := batches.get(batch_id).state.status).is_final:
+            batch = batches.get(batch_id)
+            _ = batch.record  # without it nobody works at the batch
+            if not (status := batch.state.status).is_final:
                 raise Conflict(f"a batch that is {status} cannot be deleted; cancel it first")
         batches.remove(batch_id)
 

@@ -68,7 +68,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        try:
+            draft.replace(path)
+        except IsADirectoryError:  # damage, which would stay for ever
+            discard(path)
+            draft.replace(path)
         sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
@@ -127,7 +131,7 @@ def discard_all(directories: Iterable[Path]) -> None:
 def modified(path: Path) -> float:
     """Modification time, Unix seconds; infinity for a missing file, which so never counts as old."""
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except FileNotFoundError:
         return math.inf
 
