@@ -185,7 +185,7 @@ class Batch:
     def cancelled(self) -> float | None:
         """When the batch was cancelled; None if it was not."""
         try:
-            return self._cancel_mark.stat().st_mtime
+            return self._cancel_mark.lstat().st_mtime
         except FileNotFoundError:
             return None
 

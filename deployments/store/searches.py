@@ -170,7 +170,9 @@ class Search:
         if (end := self._told_end) is not None:
             return end
         try:
-            if is_locked(self._directory / LEASE):
+            with readable(self.id, LEASE):
+                runs = is_locked(self._directory / LEASE)
+            if runs:
                 return None
         except FileNotFoundError:
             # It may have ended since the first read.

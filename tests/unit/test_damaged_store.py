@@ -1,6 +1,7 @@
 """A damaged or vanished part of the store spoils nothing else: lists show the rest, and what is damaged says so."""
 
 import io
+import json
 import os
 import shutil
 import time
@@ -72,7 +73,7 @@ def added(owned: Owned, kind: str) -> str:
         name = new_id("")
         record = SearchRecord(id=name, created=now, model="m", strategy="greedy", n=1, prompt_tokens=3)
         writer = owned.searches.begin(record)
-        writer.end(SearchEnd(status=SearchStatus.FINISHED, ended=now), '{"id": "chatcmpl-%s", "choices": []}' % name)
+        writer.end(SearchEnd(status=SearchStatus.FINISHED, ended=now), json.dumps({"id": name, "choices": []}))
         return name
     name = owned.files.add(io.BytesIO(b"{}\n"), "a.jsonl").id
     if kind == "files":

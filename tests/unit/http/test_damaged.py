@@ -283,9 +283,8 @@ async def test_lists_leave_out_what_goes_between_listing_and_showing(
 ) -> None:
     first = {"/v1/searches": await response_of(client), "/v1/batches": await batch_of(client)}
     second = {"/v1/searches": await response_of(client), "/v1/batches": await batch_of(client)}
-    for path, name in first.items():
-        name = name.removeprefix("resp_")
-        kind = path.removeprefix("/v1/")
+    for path, reply_id in first.items():
+        name, kind = reply_id.removeprefix("resp_"), path.removeprefix("/v1/")
 
         def late(every: Any, *args: Any, name: str = name, kind: str = kind, shown: Any = kept_module.page) -> Json:
             [directory] = found(tmp_path, f"owners/*/{kind}/{name}")
@@ -297,3 +296,60 @@ async def test_lists_leave_out_what_goes_between_listing_and_showing(
         assert reply.status_code == 200, reply.text
         assert [each["id"] for each in reply.json()["data"]] == [second[path].removeprefix("resp_")]
         assert reply.json()["has_more"] is False
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "missing"])
+@pytest.mark.parametrize("part", ["begun.json", "response.json", "end.json"])
+async def test_a_damaged_turn_of_a_conversation_is_told(
+    kept: World, client: httpx.AsyncClient, tmp_path: Path, part: str, damage: str
+) -> None:
+    first = await response_of(client)
+    second = await response_of(client, previous_response_id=first)
+    [path] = found(tmp_path, f"owners/*/searches/{first.removeprefix('resp_')}/{part}")
+    path.unlink() if damage == "missing" else DAMAGE[damage](path)
+    calls = kept.generator.calls
+    asked = {"model": "m", "input": "and?", "previous_response_id": second}
+    reply = await client.post("/v1/responses", json=asked)
+    if damage == "missing" and part == "end.json":
+        assert reply.status_code == 200, "its answer is whole"
+        return
+    assert kept.generator.calls == calls
+    if damage == "missing" and part == "begun.json":
+        assert reply.status_code == 400, reply.text  # so the earlier one is no response
+    else:
+        assert_damaged(reply, first.removeprefix("resp_"))
+
+
+@pytest.mark.parametrize("damage", ["missing", "a directory", "empty", "a loop"])
+@pytest.mark.parametrize("part", ["lease", "cancel"])
+@pytest.mark.parametrize("kind", ["searches", "batches"])
+async def test_damaged_marks_spoil_nothing(
+    kept: World, client: httpx.AsyncClient, tmp_path: Path, kind: str, part: str, damage: str
+) -> None:
+    name = (await response_of(client)).removeprefix("resp_") if kind == "searches" else await batch_of(client)
+    [directory] = found(tmp_path, f"owners/*/{kind}/{name}")
+    (directory / "end.json").unlink(missing_ok=True)
+    (directory / part).unlink(missing_ok=True)
+    if damage == "a loop":
+        (directory / part).symlink_to(directory / part)
+    elif damage != "missing":
+        DAMAGE[damage](directory / part)
+    for address in (f"/v1/{kind}/{name}", f"/v1/{kind}/{name}/events", f"/v1/responses/resp_{name}"):
+        reply = await get(client, address)
+        assert reply.status_code in (200, 404, 410), reply.text
+    for address in (f"/v1/{kind}/{name}/cancel", f"/v1/responses/resp_{name}/cancel"):
+        reply = await client.post(address)
+        assert reply.status_code < 500, reply.text
+    await assert_lists(client)
+    assert kept.store is not None
+    kept.store.sweep()
+    whole = await batch_of(client)
+    running = asyncio.create_task(BatchJobs(kept.store, kept.client_of).run())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while (await get(client, f"/v1/batches/{whole}")).json()["status"] != "completed":
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert (await client.delete(f"/v1/{kind}/{name}")).status_code in (200, 409)
