@@ -201,9 +201,8 @@ async def test_a_damaged_batch_is_told_and_can_be_deleted(
     if part == "state.json":
         (directory / part).write_text("{}")
     DAMAGE[damage](directory / part)
-    if not (part == "state.json" and damage == "other fields"):
-        assert_damaged(await get(client, f"/v1/batches/{name}"), name)
-        assert_damaged(await client.post(f"/v1/batches/{name}/cancel"), name)
+    assert_damaged(await get(client, f"/v1/batches/{name}"), name)
+    assert_damaged(await client.post(f"/v1/batches/{name}/cancel"), name)
     await assert_lists(client)
     listed = (await get(client, "/v1/batches")).json()["data"]
     assert whole in [each["id"] for each in listed]
