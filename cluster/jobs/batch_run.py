@@ -14,6 +14,7 @@ from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checking
 from cluster.jobs.window import Window
 from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError, StoreSettings
+from deployments.store import Damaged as StateDamaged
 from search.tools.fair_threads import FairThreads
 from search.tools.tasks import ended
 
@@ -81,11 +82,11 @@ class BatchRun:
         try:
             await self._run(limits, last)
         except Damaged as error:
-            await self._end_as_it_is(f"{error.path.name} {error.reason}")
+            await self.end_as_it_is(f"{error.path.name} {error.reason}")
         except Exception as error:
-            if not self._is_overdue():
+            if isinstance(error, StateDamaged) or not self._is_overdue():
                 raise
-            await self._end_as_it_is(f"its files could not be worked with: {type(error).__name__}")
+            await self.end_as_it_is(f"its files could not be worked with: {type(error).__name__}")
 
     async def _run(self, limits: StoreSettings, last: bool) -> None:
         batch = self._batch
@@ -94,6 +95,8 @@ class BatchRun:
             given = await _THREADS.run_steps(self._owner, steps)
         except FileNotFoundError:
             raise Damaged(batch.input_path, "is gone") from None
+        except IsADirectoryError:
+            raise Damaged(batch.input_path, "is no file") from None
         if isinstance(given, list):
             self._end(BatchStatus.FAILED, given)
             return
@@ -178,9 +181,9 @@ class BatchRun:
             raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
         return Ending(BatchStatus.COMPLETED)
 
-    async def _end_as_it_is(self, reason: str) -> None:
+    async def end_as_it_is(self, reason: str) -> None:
         """Ends the batch without its requests that are not done: cancelled or expired if it has to end, else failed.
-        Results are given out as they are."""
+        Results are given out as they are, and a damaged state is replaced."""
         error = LineError(code="files_damaged", message=reason)
         ending = must_end(self._batch) or Ending(BatchStatus.FAILED)
         self._end(ending.status, [error], await self._given_out())
@@ -196,7 +199,11 @@ class BatchRun:
     ) -> None:
         """``files``: ids of the results and errors, as fields of the state."""
         told = {"status": status, "ended": time.time(), "errors": tuple(errors), **(files or {})}
-        self._batch.tell(self._batch.state.model_copy(update=told))
+        try:
+            state = self._batch.state
+        except StateDamaged:
+            state = BatchState()
+        self._batch.tell(state.model_copy(update=told))
 
 
 def must_end(batch: Batch) -> Ending | None:

@@ -16,7 +16,7 @@ from cluster.jobs.batch_run import BatchRun, LinesFailed, must_end
 from cluster.jobs.outputs import OutputError
 from cluster.jobs.run import JobStopped
 from cluster.jobs.window import Window
-from deployments.store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
+from deployments.store import Batch, Damaged, NotThere, Pending, Store, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.batches")
 
@@ -96,7 +96,7 @@ class BatchJobs:
         """Reads the remaining backoff of a batch; False if it cannot be read."""
         try:
             rest_s = await asyncio.to_thread(_rest_of, pending.batch)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self._rest(pending, error)
             return False
         self._next_pass[pending.name] = time.monotonic() + rest_s
@@ -124,11 +124,17 @@ class BatchJobs:
         """Runs one batch to its end, or as far as it gets now."""
         try:
             with pending.batch.lease():
-                if not pending.batch.state.status.is_final:
-                    try:
+                try:
+                    if not pending.batch.state.status.is_final:
                         await self._run(pending, window)
-                    except LinesFailed as error:
-                        self._passed(pending, error)
+                except LinesFailed as error:
+                    self._passed(pending, error)
+                    return
+                except Damaged as error:
+                    logger.error("a batch is damaged: %s", error)
+                    if not await self._was_ended(pending, error):
+                        # The sweep marks it again if it can be read one day.
+                        await asyncio.to_thread(self._store.finished, pending)
                         return
                 await asyncio.to_thread(pending.batch.drop_work)
                 await asyncio.to_thread(self._store.finished, pending)
@@ -145,9 +151,20 @@ class BatchJobs:
 
     async def _run(self, pending: Pending, window: Window) -> None:
         last = pending.batch.state.passes + 1 >= MAX_PASSES
+        await self._run_of(pending, window).run(self._store.settings, last)
+
+    def _run_of(self, pending: Pending, window: Window) -> BatchRun:
         files = self._store.owned(pending.owner).files
-        run = BatchRun(pending.batch, pending.owner, files, self._connect(pending.owner), window)
-        await run.run(self._store.settings, last)
+        return BatchRun(pending.batch, pending.owner, files, self._connect(pending.owner), window)
+
+    async def _was_ended(self, pending: Pending, damage: Damaged) -> bool:
+        """Ends a batch whose state is damaged, with the results that it has. False if its record is: then nothing is
+        known of it."""
+        try:
+            await self._run_of(pending, Window(1)).end_as_it_is(str(damage))
+        except Damaged:
+            return False
+        return True
 
     def _passed(self, pending: Pending, error: LinesFailed) -> None:
         """Starts the backoff before the next pass, also for other runners. Only for the holder of the lease."""
@@ -161,8 +178,11 @@ class BatchJobs:
 
 
 def _rest_of(batch: Batch) -> float:
-    """Remaining backoff since the batch's last pass, seconds."""
-    until = batch.state.rests_until
+    """Remaining backoff since the batch's last pass, seconds; 0 for a damaged batch, which is to be ended."""
+    try:
+        until = batch.state.rests_until
+    except Damaged:
+        return 0.0
     return 0.0 if until is None else min(until - time.time(), MAX_REST_S)
 
 

@@ -123,6 +123,8 @@ def parse_request(record: Record) -> BatchRequest | BadLine:
         return BadLine(number, f"body is nested more than {MAX_DEPTH} deep")
     if body.get("stream"):
         return BadLine(number, "body.stream must be false: a batch is not streamed")
+    if body.get("background"):
+        return BadLine(number, "body.background must be false: a line ends with its search")
     return BatchRequest(custom_id, url, body)
 
 

@@ -124,6 +124,8 @@ class Outputs:
                 # Closed with this object at the latest: a caller that is cancelled while a thread opens the files never
                 # gets it, and they would stay locked.
                 self._close = weakref.finalize(self, opened.pop_all().close)
+        except IsADirectoryError as error:
+            raise Damaged(path, f"or a file beside it is a directory: {error.filename}") from error
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 

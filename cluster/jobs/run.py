@@ -24,6 +24,8 @@ from search.tools.turns import Turns
 
 MAX_FAILURES = 256
 """Consecutive failures after which the job stops."""
+MAX_REASON_CHARACTERS = 1000
+"""Length at which the reason of a failed line is cut."""
 FULL = 429
 SLOW = 408
 OUT_OF_TIME = ("budget_exhausted", "search.budget.seconds")
@@ -201,7 +203,7 @@ class Job:
         Raises:
             JobStopped: `MAX_FAILURES` lines have failed in a row.
         """
-        work = item.work
+        work, reason = item.work, reason[:MAX_REASON_CHARACTERS]
         named = {"line": item.number, "kind": kind, "reason": reason}
         if seconds is not None:
             named["seconds"] = round(seconds, 6)

@@ -7,6 +7,7 @@ ApiError                     status  type                   code
 ├─ NotFound                  404     invalid_request_error  (given)
 ├─ BodyTimeout               408     invalid_request_error  request_timeout
 ├─ Conflict                  409     invalid_request_error  (given)
+├─ Gone                      410     invalid_request_error  damaged
 ├─ BodyTooLarge              413     invalid_request_error  body_too_large
 ├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
 ├─ Busy                      429     rate_limit_error       rate_limit_exceeded, or as given
@@ -28,7 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.service.places import NoPlace, Refused
 from deployments.service.schemas import SchemasBusy
-from deployments.store import Full, NotThere, StoreBusy, StoreError
+from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
     HarmfulRequest,
@@ -148,6 +149,12 @@ class Conflict(ApiError):
     status, type, default_code = 409, "invalid_request_error", "conflict"
 
 
+class Gone(ApiError):
+    """What is stored under this id cannot be read any more."""
+
+    status, type, default_code = 410, "invalid_request_error", "damaged"
+
+
 class BodyTooLarge(ApiError):
     """The body is over its size limit.
 
@@ -216,6 +223,9 @@ def api_error(error: BaseException) -> ApiError:
         return DeadlineExceeded("the request was not done by its deadline")
     if isinstance(error, NotThere):
         return NotFound(str(error))
+    if isinstance(error, Damaged):
+        logger.error("%s", error)
+        return Gone(f"{error}; it can be deleted")
     if isinstance(error, Full):
         return BadRequest(str(error), code="store_full")
     if isinstance(error, StoreBusy):

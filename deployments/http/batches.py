@@ -1,7 +1,8 @@
 """``/v1/batches`` of OpenAI's API: files of requests, processed by the batch runner."""
 
 import time
-from typing import Annotated, Any, Literal
+from contextlib import suppress
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field
@@ -16,8 +17,8 @@ from deployments.http.endpoint import KeptHere
 from deployments.http.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from deployments.http.kept import After, Limit, page
 from deployments.http.replies import json_response
-from deployments.http.schema import Body
-from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, NotThere
+from deployments.http.schema import MAX_METADATA, Body, Metadata
+from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, Damaged, NotThere
 
 router = APIRouter()
 
@@ -40,9 +41,7 @@ class BatchBody(Body):
     completion_window: str = Field(
         max_length=16, description="24h, or any other time of up to seven days: 90m, 12h, 7d.", examples=["24h"]
     )
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
-        None, max_length=16, description="Comes back."
-    )
+    metadata: Metadata | None = Field(None, max_length=MAX_METADATA, description="Comes back.")
     output_expires_after: OutputExpiry | None = None
 
     @property
@@ -88,9 +87,9 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
             if owned.files.get(asked.input_file_id).purpose != "batch":
                 message = f"input_file_id: {asked.input_file_id} was not uploaded for batches"
                 raise BadRequest(message, "input_file_id")
+            return batch_object(kept.store.begin(owner, record))
         except NotThere as error:
             raise NotFound(f"input_file_id: {error}", "input_file_id") from None
-        return batch_object(kept.store.begin(owner, record))
 
     return json_response(await kept.do(owner, begun))
 
@@ -131,6 +130,23 @@ async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
         return batch_object(batch)
 
     return json_response(await kept.do(kept.owner(request), cancelled))
+
+
+@router.delete("/v1/batches/{batch_id}")
+async def delete_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+    """Forgets a batch that has ended or is damaged; its files stay."""
+
+    def delete() -> None:
+        batches = kept.owned(request).batches
+        with suppress(Damaged):
+            batch = batches.get(batch_id)
+            _ = batch.record  # without it nobody works at the batch
+            if not (status := batch.state.status).is_final:
+                raise Conflict(f"a batch that is {status} cannot be deleted; cancel it first")
+        batches.remove(batch_id)
+
+    await kept.do(kept.owner(request), delete)
+    return json_response({"id": batch_id, "object": "batch", "deleted": True})
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:

@@ -151,8 +151,7 @@ class _Download(Response):
                 self._kept.let_go(self._owner, file)
 
     def _opened(self) -> tuple[FileRecord, BinaryIO]:
-        files = self._kept.store.owned(self._owner).files
-        return files.get(self._file_id), files.path(self._file_id).open("rb")
+        return self._kept.store.owned(self._owner).files.open(self._file_id)
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from deployments.admission.errors import BadRequest, Busy, Unavailable
 from deployments.admission.keys import store_owner
 from deployments.admission.limits import Bodies
 from deployments.service.live import LiveSettings
-from deployments.store import Owned, Store
+from deployments.store import Damaged, NotThere, Owned, Store
 from deployments.telemetry.context import CLIENT_KEY
 from search.tools.fair_threads import FairThreads, ThreadsFull
 
@@ -161,7 +161,8 @@ class Named(Protocol):
 def page(
     every: Sequence[Item], show: Callable[[Item], dict[str, Any]], after: str | None, limit: int
 ) -> dict[str, Any]:
-    """Returns a ``list`` object: at most ``limit`` items, from the one after the id ``after``.
+    """Returns a ``list`` object: at most ``limit`` items, from the one after the id ``after``. Items that were removed
+    meanwhile, or are damaged, are left out.
 
     Raises:
         BadRequest: no item has the id ``after``.
@@ -172,11 +173,15 @@ def page(
         if not matches:
             raise BadRequest(f"after: no such one: {after[:100]!r}", "after")
         begin = matches[0] + 1
-    shown = every[begin : begin + limit]
+    rest = iter(every[begin:])
+    shown: dict[str, dict[str, Any]] = {}
+    while len(shown) < limit and (each := next(rest, None)) is not None:
+        with suppress(NotThere, Damaged):
+            shown[each.id] = show(each)
     return {
         "object": "list",
-        "data": [show(each) for each in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": begin + limit < len(every),
+        "data": list(shown.values()),
+        "first_id": next(iter(shown), None),
+        "last_id": next(reversed(shown), None),
+        "has_more": next(rest, None) is not None,
     }

@@ -1,7 +1,8 @@
 """Stored responses: their state, their stream taken up again, and the conversation that they continue."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from sse_starlette import ServerSentEvent
@@ -13,7 +14,7 @@ from deployments.http.responses import ResponseEvents, ended_response, search_id
 from deployments.http.responses_schema import Turn
 from deployments.http.searches import events_and_end
 from deployments.http.streaming import sse
-from deployments.store import NotThere, ResponseRecord, Search, SearchEnd, Searches
+from deployments.store import Damaged, NotThere, ResponseRecord, Search, SearchEnd, Searches
 
 PREFIX = "resp_"
 MAX_TURNS = 256
@@ -104,6 +105,7 @@ def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[Response
 
     Raises:
         BadRequest: it is missing or has no answer.
+        Damaged: it cannot be read.
     """
     try:
         stored = stored_response(searches, name)
@@ -114,7 +116,21 @@ def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[Response
     if not response["output"]:
         message = f"{PREVIOUS}: {name} is {response['status']} and has no answer"
         raise BadRequest(message, PREVIOUS, "previous_response_not_completed")
-    return stored.begun, str(response["output"][-1]["content"][0]["text"])
+    with _read(stored.search):
+        return stored.begun, str(response["output"][-1]["content"][0]["text"])
+
+
+@contextmanager
+def _read(search: Search) -> Iterator[None]:
+    """For the reading of a stored response or event, which may lack any field.
+
+    Raises:
+        Damaged: it does.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(search.id, "its response", "or an event of it lacks a field") from error
 
 
 async def followed(
@@ -130,10 +146,12 @@ async def followed(
         async for told in events_and_end(kept, owner, search):
             if isinstance(told, SearchEnd):
                 response = await kept.do(owner, lambda: search.response)
-                made = events.end(ended_response(begun, told, response), told.steps)
+                with _read(search):
+                    made = list(events.end(ended_response(begun, told, response), told.steps))
             else:
-                event = json.loads(told)
-                made = events.step(event) if event["type"] == "step_scored" else iter(())
+                with _read(search):
+                    event = json.loads(told)
+                    made = list(events.step(event)) if event["type"] == "step_scored" else []
             for data in made:
                 if data["sequence_number"] > after:
                     yield sse(data)

@@ -1,20 +1,26 @@
 """A search that stores its events and its reply, for ``/v1/searches`` and ``/v1/responses``."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import ApiError, api_error
 from deployments.admission.stopping import Stopping
 from deployments.http.kept import StoreAccess
 from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
 from deployments.http.responses import Responses
-from deployments.http.streaming import Searching
+from deployments.http.streaming import Searching, SearchStream, StreamFormat
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
-from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
+from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
+
+logger = logging.getLogger("banyan.http")
 
 WRITE_EVERY_S = 0.2
 """Interval of writes: hundreds of events a second are written in batches."""
@@ -26,16 +32,25 @@ class KeptSearch:
     """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
     def __init__(
-        self, searches: Searching, kept: StoreAccess, owner: str, head: Head, response: Responses | None = None
+        self,
+        searches: Searching,
+        kept: StoreAccess,
+        owner: str,
+        head: Head,
+        response: Responses | None = None,
+        lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """``searches``: runs the search. ``head``: of the reply. ``response``: the reply, if it is one."""
+        """``searches``: runs the search. ``head``: of the reply. ``response``: the reply, if it is one. ``lost`` is
+        called with the reason before the search returns if its reply could not be stored."""
         self._searches = searches
         self._kept = kept
         self._owner = owner
         self._head = head
         self._response = response
+        self._lost = lost
         self._background = response is not None and bool(response.begun["background"])
         self._writer: SearchWriter | None = None
+        self._runs = False
         self._cancelled = False
         """Whether a client has cancelled or removed the search. Only a search in the background looks for it."""
         self._steps = 0
@@ -51,6 +66,7 @@ class KeptSearch:
 
         Raises:
             Unavailable: the store failed.
+            StoreError: the request is too long to be stored, or the store is busy.
         """
         head = self._head
         response = self._response.record if self._response else None
@@ -75,6 +91,7 @@ class KeptSearch:
         if self._writer is None:
             await self.begin(job)
         assert self._writer is not None
+        self._runs = True
         running = asyncio.current_task()
         assert running is not None
         # The writer outlives the request: it must also write the end of a cancelled search.
@@ -99,6 +116,12 @@ class KeptSearch:
             if self._background or self._end.status is not SearchStatus.CANCELLED:
                 await asyncio.wait({writing})
         return outcome
+
+    def leave(self) -> None:
+        """Ends the stored search as cancelled if it was added and never ran: its client was gone before."""
+        if self._writer is not None and not self._runs:
+            self._end = self._ending(SearchStatus.CANCELLED)
+            self._kept.later(self._finish(self._writer))
 
     def _ending(self, status: SearchStatus, error: ApiError | None = None) -> SearchEnd:
         body = error.body["error"] if error else None
@@ -128,8 +151,15 @@ class KeptSearch:
             except TimeoutError:
                 continue
         await self._append(writer)
-        with suppress(ApiError):
+        await self._finish(writer)
+
+    async def _finish(self, writer: SearchWriter) -> None:
+        try:
             await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
+        except (ApiError, StoreError) as error:
+            reason = api_error(error).message
+            logger.warning("the reply of a search is not kept: %s", reason)
+            self._lost(reason)
 
     async def _append(self, writer: SearchWriter) -> None:
         lines, self._lines = self._lines, []
@@ -142,3 +172,17 @@ class KeptSearch:
         if lines or self._background:
             with suppress(ApiError):  # already logged
                 await self._kept.do(self._owner, write, size=0)
+
+
+class KeptStream(SearchStream):
+    """The reply to a streamed request whose search was added to the store before."""
+
+    def __init__(self, searching: KeptSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
+        super().__init__(searching, job, scope, script)
+        self._searching = searching
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._searching.leave()

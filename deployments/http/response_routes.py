@@ -14,19 +14,20 @@ from deployments.admission.auth import is_job, key_of
 from deployments.admission.body import by_size
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
-from deployments.admission.errors import BadRequest
+from deployments.admission.errors import BadRequest, Unavailable, api_error
 from deployments.admission.middleware import place_of, taken_over
 from deployments.http.cached_search import answering
 from deployments.http.endpoint import Endpoint, KeptHere, Served
 from deployments.http.kept import After, Limit, page
 from deployments.http.kept_responses import (
+    PREFIX,
     PREVIOUS,
     conversation,
     followed,
     input_items,
     stored_response,
 )
-from deployments.http.kept_search import KeptSearch
+from deployments.http.kept_search import KeptSearch, KeptStream
 from deployments.http.replies import Json, json_response
 from deployments.http.responses import Responses
 from deployments.http.responses_schema import ResponsesRequest, Turn, spoken_of
@@ -35,6 +36,7 @@ from deployments.http.searches import LOOK_EVERY_S, LimitedStream
 from deployments.http.streaming import EventStream, SearchStream
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
+from deployments.store import Damaged, StoreError
 
 router = APIRouter()
 
@@ -63,15 +65,32 @@ async def create_response(request: Request, served: Served) -> Response:
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     reply = Responses(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)
+    place = place_of(request.scope)
     if stores and served.kept is not None:
         # It has a reply of its own: a stream that the client has not read yet may be behind the search.
         kept_reply = Responses(asked, job.settings, head, stores)
-        searching = KeptSearch(searching, served.kept, served.kept.owner(request), head, kept_reply)
+        owner = served.kept.owner(request)
+        keeping = KeptSearch(searching, served.kept, owner, head, kept_reply, reply.unstored)
         if asked.background:
-            return await _in_background(request, served, searching, job, reply)
+            return await _in_background(request, served, keeping, job, reply)
+        try:
+            await keeping.begin(job)
+        except (Unavailable, StoreError) as error:
+            if asked.store:
+                raise
+            # Nobody asked for it to be stored.
+            reply.unstored(api_error(error).message)
+        else:
+            if asked.stream:
+                return KeptStream(keeping, job, request.scope, reply)
+            try:
+                outcome = await while_connected(request.receive, keeping.search(job, place))
+            finally:
+                keeping.leave()
+            return json_response(reply.ended(outcome))
     if asked.stream:
         return SearchStream(searching, job, request.scope, reply)
-    outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
+    outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(reply.ended(outcome))
 
 
@@ -102,7 +121,9 @@ async def delete_response(response_id: str, request: Request, kept: KeptHere) ->
 
     def delete() -> None:
         searches = kept.owned(request).searches
-        searches.remove(stored_response(searches, response_id).search.id)
+        with suppress(Damaged):
+            stored_response(searches, response_id)
+        searches.remove(response_id.removeprefix(PREFIX))
 
     await kept.do(kept.owner(request), delete)
     return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -165,6 +186,8 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
             message = f"{PREVIOUS} is not supported: {none}; send the conversation in input"
             raise BadRequest(message, PREVIOUS, "store_disabled")
         return False
+    if asked.background and is_job(scope):
+        raise BadRequest("background must be false in a job: what a line asks for ends with the line", "background")
     return not is_job(scope) if asked.store is None and not asked.background else asked.store is not False
 
 

@@ -114,6 +114,11 @@ class Responses:
         """The response in progress."""
         self._events = ResponseEvents(self.begun)
 
+    def unstored(self, reason: str) -> None:
+        """Says in the reply that it is not stored, and why."""
+        self.begun["store"] = False
+        self._head = self._head._replace(notes=(*self._head.notes, f"store: the response is not kept: {reason}"))
+
     @property
     def record(self) -> ResponseRecord:
         """What is stored of the response when it begins."""

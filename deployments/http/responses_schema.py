@@ -12,10 +12,12 @@ from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
 from deployments.http.fields import RESPONSES_FIELDS, parsed
 from deployments.http.schema import (
+    MAX_METADATA,
     MAX_TEMPLATE_KWARGS,
     MAX_TOP_K,
     Body,
     ChatRequest,
+    Metadata,
     Part,
     Role,
     Scalar,
@@ -165,7 +167,7 @@ class ResponsesRequest(Body):
     )
     background: bool | None = Field(None, description="Reply at once; the search goes on without its client.")
     previous_response_id: str | None = Field(None, description="The kept response whose conversation goes on.")
-    metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
+    metadata: Metadata | None = Field(None, max_length=MAX_METADATA, description="Comes back with the response.")
     include: list[Includable] | None = Field(None, description="Of all but the logprobs there is nothing to include.")
     top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")

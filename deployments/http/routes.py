@@ -24,7 +24,7 @@ from deployments.http import batches, documentation, files, page_routes, replies
 from deployments.http.cached_search import answering
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
-from deployments.http.kept_search import KeptSearch
+from deployments.http.kept_search import KeptSearch, KeptStream
 from deployments.http.replies import json_response
 from deployments.http.responses_schema import ResponsesRequest
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
@@ -79,8 +79,11 @@ async def chat_completions(request: Request, served: Served) -> Response:
     head, place = _head(served, chat, job), place_of(request.scope)
     searching = _searching(request, served, chat, head, answering(request, served, chat, job))
     if chat.stream:
-        include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-        return SearchStream(searching, job, request.scope, replies.Chunks(head, include_usage))
+        chunks = replies.Chunks(head, bool(chat.stream_options and chat.stream_options.include_usage))
+        if isinstance(searching, KeptSearch):
+            await searching.begin(job)  # a store that cannot be written is a status, not an event
+            return KeptStream(searching, job, request.scope, chunks)
+        return SearchStream(searching, job, request.scope, chunks)
     outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(replies.completion(head, outcome))
 

@@ -39,6 +39,11 @@ MAX_TOP_K = 1 << 20
 MAX_TEMPLATE_KWARGS = 32
 
 
+MAX_METADATA = 16
+"""OpenAI's limits of ``metadata``: pairs, here, and characters of names and of texts."""
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
+
+
 class Body(BaseModel):
     """Base of requests: no coercion ("16" is not 16, true is not 1), and no unknown field unless `parsed` allows it."""
 

@@ -53,6 +53,14 @@ async def get_search(search_id: str, request: Request, kept: KeptHere) -> Respon
     return json_response(await kept.do(kept.owner(request), shown))
 
 
+@router.delete("/v1/searches/{search_id}")
+async def delete_search(search_id: str, request: Request, kept: KeptHere) -> Response:
+    """Forgets a search with its events and its reply, or the response that it is."""
+    name = _own_id(search_id)
+    await kept.do(kept.owner(request), lambda: kept.owned(request).searches.remove(name))
+    return json_response({"id": search_id, "object": "search", "deleted": True})
+
+
 @router.get("/v1/searches/{search_id}/events")
 async def search_events(
     search_id: str,
@@ -145,8 +153,8 @@ def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
         "n": record.n,
         "prompt_tokens": record.prompt_tokens,
         "question": record.question,
-        "nodes": last["nodes"] if last else 0,
-        "generated_tokens": last["tokens"] if last else 0,
+        "nodes": last.get("nodes", 0) if last else 0,
+        "generated_tokens": last.get("tokens", 0) if last else 0,
         "error": None if end is None else end.error,
     }
 
@@ -157,6 +165,11 @@ def _named(name: str, request: Request, kept: StoreAccess) -> Search:
     Raises:
         NotThere: the search was not stored, or belongs to another key.
     """
+    return kept.owned(request).searches.get(_own_id(name))
+
+
+def _own_id(name: str) -> str:
+    """Returns a search's id from its own or its reply's."""
     for prefix in REPLY_ID_PREFIXES:
         name = name.removeprefix(prefix)
-    return kept.owned(request).searches.get(name)
+    return name

@@ -7,7 +7,7 @@ number of controllers can read and write at the same time, and what a process ha
 
 from deployments.store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, BatchUsage, LineError
 from deployments.store.directory import ANONYMOUS, Owned, Pending, Store
-from deployments.store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
+from deployments.store.errors import Damaged, Full, NotThere, OtherStore, StoreBusy, StoreError
 from deployments.store.files import FileRecord, Files
 from deployments.store.records import write_whole
 from deployments.store.searches import (
@@ -32,6 +32,7 @@ __all__ = [
     "BatchStatus",
     "BatchUsage",
     "Batches",
+    "Damaged",
     "Events",
     "FileRecord",
     "Files",

@@ -15,17 +15,20 @@ from pathlib import Path
 
 from pydantic import Field
 
-from deployments.store.errors import Full, NotThere
+from deployments.store.errors import Damaged, Full, NotThere
 from deployments.store.files import PREFIX as FILE_PREFIX
 from deployments.store.files import link_or_copy
 from deployments.store.records import (
     DRAFT,
     LOCK_WAIT_S,
     Stored,
+    discard,
+    discard_all,
     draft_of,
     is_id,
     locked,
     make_directory,
+    modified,
     new_id,
     read_record,
     sync_directory,
@@ -145,15 +148,23 @@ class Batch:
         Raises:
             NotThere: the batch has been removed.
         """
-        record = read_record(self._directory / RECORD, BatchRecord)
+        record = read_record(self._directory / RECORD, BatchRecord, self.id)
         if record is None:
-            raise NotThere("batch", self._directory.name)
+            raise self._missing(RECORD)
         return record
 
     @property
     def state(self) -> BatchState:
-        """State as the runner wrote it; ``cancelling`` if the batch is cancelled and has not ended."""
-        state = read_record(self._directory / STATE, BatchState) or BatchState()
+        """State as the runner wrote it; ``cancelling`` if the batch is cancelled and has not ended.
+
+        Raises:
+            NotThere: the batch has been removed.
+        """
+        state = read_record(self._directory / STATE, BatchState, self.id)
+        if state is None:
+            if not self.input_path.exists():  # only an ended batch has no input
+                raise self._missing(STATE)
+            state = BatchState()
         if state.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and self.cancelled is not None:
             return state.model_copy(update={"status": BatchStatus.CANCELLING})
         return state
@@ -174,22 +185,29 @@ class Batch:
     def cancelled(self) -> float | None:
         """When the batch was cancelled; None if it was not."""
         try:
-            return self._cancel_mark.stat().st_mtime
+            return self._cancel_mark.lstat().st_mtime
         except FileNotFoundError:
             return None
 
     def cancel(self) -> None:
-        """Marks the batch as cancelled. Its runner then ends it."""
+        """Marks the batch as cancelled. Its runner then ends it.
+
+        Raises:
+            NotThere: the batch has been removed.
+        """
         if self.cancelled is None:
-            self._cancel_mark.touch()
-            sync_directory(self._directory)
+            try:
+                self._cancel_mark.touch()
+                sync_directory(self._directory)
+            except FileNotFoundError:
+                raise NotThere("batch", self.id) from None
 
     def drop_work(self) -> None:
         """Removes input and job output of an ended batch, whose results are files of the owner by then. Idempotent.
         Only for the process that holds the lease."""
         for entry in self._directory.iterdir():
             if entry.name not in (RECORD, STATE, LEASE, CANCEL):
-                entry.unlink(missing_ok=True)
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def result_id(self, kind: str) -> str:
         """Id of the result file of that ``kind``, derived from the batch's id."""
@@ -199,6 +217,10 @@ class Batch:
     @property
     def _cancel_mark(self) -> Path:
         return self._directory / CANCEL
+
+    def _missing(self, part: str) -> NotThere | Damaged:
+        """The error of a batch without one of its parts."""
+        return Damaged(self.id, part, "is missing") if self._directory.is_dir() else NotThere("batch", self.id)
 
 
 class Batches:
@@ -253,36 +275,50 @@ class Batches:
             raise NotThere("batch", batch_id)
         return batch
 
+    def remove(self, batch_id: str) -> None:
+        """Removes a batch, damaged or not, all at once. What is done of it is lost: cancel it first.
+
+        Raises:
+            NotThere: it does not exist, or has expired.
+        """
+        try:
+            discard(self._directory / self.get(batch_id).id)
+        except FileNotFoundError:
+            raise NotThere("batch", batch_id) from None
+        sync_directory(self._directory)
+
     def newest_first(self) -> list[Batch]:
-        alive = [(batch.record, batch) for batch in self._alive()]
+        """All batches but those that are damaged, or were removed meanwhile."""
+        alive = []
+        for batch in self._alive():
+            with suppress(NotThere, Damaged):
+                alive.append((batch.record, batch))
         alive.sort(key=lambda each: (each[0].created, each[0].id), reverse=True)
         return [batch for _, batch in alive]
 
     def unfinished(self) -> list[BatchRecord]:
-        """The records of the batches that have not ended."""
+        """The records of the batches that have not ended, without those that are damaged."""
         found = []
         for batch in self._alive():
-            with suppress(NotThere):  # removed meanwhile
+            with suppress(NotThere, Damaged):
                 if not batch.state.status.is_final:
                     found.append(batch.record)
         return found
 
     def sweep(self, before: float) -> None:
         """Removes expired batches, and drafts older than ``before``, Unix seconds."""
-        for entry in self._entries():
-            over = entry.name.startswith(PREFIX) and self._is_over(Batch(entry))
-            try:
-                if over or (entry.name.startswith(DRAFT) and entry.stat().st_mtime < before):
-                    shutil.rmtree(entry, ignore_errors=True)
-            except FileNotFoundError:
-                continue
+        entries = self._entries()
+        discard_all(each for each in entries if each.name.startswith(PREFIX) and self._is_over(Batch(each)))
+        for entry in entries:
+            if entry.name.startswith(DRAFT) and modified(entry) < before:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def _drop_oldest(self) -> None:
         """Removes the oldest ended batches beyond the limit of all batches."""
         alive = self.newest_first()
-        ended = [batch for batch in reversed(alive) if batch.state.status.is_final]
-        for batch in ended[: max(0, len(alive) - self._settings.batches_max)]:
-            shutil.rmtree(self._directory / batch.id, ignore_errors=True)
+        ended = [batch for batch in reversed(alive) if _has_ended(batch)]
+        excess = max(0, len(alive) - self._settings.batches_max)
+        discard_all(self._directory / batch.id for batch in ended[:excess])
 
     def _alive(self) -> Iterator[Batch]:
         for entry in self._entries():
@@ -290,11 +326,13 @@ class Batches:
                 yield batch
 
     def _is_over(self, batch: Batch) -> bool:
+        """Whether the batch has expired or does not exist. A damaged one expires with its directory's age."""
         try:
-            _ = batch.record
+            _, ended = batch.record, batch.state.ended
         except NotThere:
             return True
-        ended = batch.state.ended
+        except Damaged:
+            ended = modified(self._directory / batch.id)
         return ended is not None and ended + self._settings.keep_s <= time.time()
 
     def _entries(self) -> list[Path]:
@@ -302,3 +340,11 @@ class Batches:
             return [Path(entry.path) for entry in os.scandir(self._directory)]
         except FileNotFoundError:
             return []
+
+
+def _has_ended(batch: Batch) -> bool:
+    """Whether the batch has ended. A damaged one has: it is not worked at."""
+    try:
+        return batch.state.status.is_final
+    except (NotThere, Damaged):
+        return True

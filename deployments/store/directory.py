@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deployments.store.batches import Batch, Batches, BatchRecord
-from deployments.store.errors import OtherStore
+from deployments.store.errors import NotThere, OtherStore
 from deployments.store.files import Files, link_or_copy
 from deployments.store.records import LOCK_WAIT_S, draft_of, is_id, new_id, sync_directory, write_whole
 from deployments.store.searches import Searches
@@ -100,6 +100,7 @@ class Store:
 
         Raises:
             NotThere: the owner has no such input file.
+            Damaged: as `Files.open`.
             Full, StoreBusy: as `Batches.add`.
         """
         owned = self.owned(owner)
@@ -112,9 +113,12 @@ class Store:
         sync_directory(self._pending)
         try:
             owned.batches.add(record, given)
-        except BaseException:
-            if not self._batch(owner, record.id).is_dir():  # the batch may have been added before a later step failed
-                mark.unlink(missing_ok=True)
+        except BaseException as error:
+            if self._batch(owner, record.id).is_dir():  # the batch was added before a later step failed
+                raise
+            mark.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):  # removed meanwhile
+                raise NotThere("file", record.input_file_id) from None
             raise
         return owned.batches.get(record.id)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from deployments.store.errors import Full, NotThere
+from deployments.store.errors import Damaged, Full, NotThere
 from deployments.store.records import (
     LOCK_WAIT_S,
     Stored,
@@ -18,6 +18,7 @@ from deployments.store.records import (
     make_directory,
     modified,
     new_id,
+    open_part,
     read_record,
     sync_directory,
     write_record,
@@ -93,9 +94,9 @@ class Files:
     def adopt(self, path: Path, file_id: str, filename: str, keep_s: float | None = None) -> FileRecord:
         """Stores ``path`` as an output file of a batch, under an id that the caller derives from the batch: repeated
         calls store one file. No limit applies, since the results are paid for."""
-        known = read_record(self._record(file_id), FileRecord)
-        if known is not None and self._data(file_id).exists():
-            return known
+        with suppress(NotThere, Damaged):
+            self.path(file_id)
+            return self.get(file_id)
         make_directory(self._directory)
         draft = draft_of(self._data(file_id))
         try:
@@ -114,7 +115,7 @@ class Files:
         Raises:
             NotThere: the file does not exist, or has expired.
         """
-        record = read_record(self._record(file_id), FileRecord) if is_id(file_id, PREFIX) else None
+        record = read_record(self._record(file_id), FileRecord, file_id) if is_id(file_id, PREFIX) else None
         if record is None or record.expires <= time.time():
             raise NotThere("file", file_id)
         return record
@@ -123,22 +124,42 @@ class Files:
         """Path of the file's bytes.
 
         Raises:
-            NotThere: as for ``get``.
+            NotThere, Damaged: as for `open`.
         """
-        return self._data(self.get(file_id).id)
+        _, file = self.open(file_id)
+        file.close()
+        return self._data(file_id)
+
+    def open(self, file_id: str) -> tuple[FileRecord, BinaryIO]:
+        """Opens the file's bytes.
+
+        Raises:
+            NotThere: as for ``get``.
+            Damaged: they are missing, or not as many as they were.
+        """
+        record, path = self.get(file_id), self._data(file_id)
+        if (file := open_part(path, file_id)) is None:
+            self.get(file_id)  # it may have been removed meanwhile, the record first
+            raise Damaged(file_id, path.name, "is missing")
+        if (size := os.fstat(file.fileno()).st_size) != record.bytes:
+            file.close()
+            raise Damaged(file_id, path.name, f"has {size} bytes instead of {record.bytes}")
+        return record, file
 
     def newest_first(self) -> list[FileRecord]:
+        """All files but those whose record is damaged."""
         now = time.time()
         alive = [record for record in self._records() if record.expires > now]
         return sorted(alive, key=lambda record: (record.created, record.id), reverse=True)
 
     def delete(self, file_id: str) -> None:
-        """Removes a file.
+        """Removes a file, damaged or not.
 
         Raises:
             NotThere: as for ``get``.
         """
-        self.get(file_id)
+        with suppress(Damaged):
+            self.get(file_id)
         self._drop(file_id)
 
     def sweep(self, before: float) -> None:
@@ -150,7 +171,9 @@ class Files:
         for entry in _entries(self._directory):
             orphan = entry.name.startswith(".") or (entry.suffix == ".data" and not entry.with_suffix(".json").exists())
             if orphan and modified(entry) < before:
-                entry.unlink(missing_ok=True)
+                _unlink(entry)
+            elif entry.suffix == ".json" and self._is_damaged(entry) and modified(entry) + self._settings.keep_s <= now:
+                self._drop(entry.stem)
 
     def _put(self, draft: Path, file_id: str, filename: str, purpose: Purpose, size: int, keep_s: float) -> FileRecord:
         now = time.time()
@@ -175,12 +198,20 @@ class Files:
 
     def _records(self) -> Iterator[FileRecord]:
         for entry in _entries(self._directory):
-            if entry.suffix == ".json" and (record := read_record(entry, FileRecord)) is not None:
-                yield record
+            with suppress(Damaged):
+                if entry.suffix == ".json" and (record := read_record(entry, FileRecord, entry.stem)) is not None:
+                    yield record
+
+    def _is_damaged(self, entry: Path) -> bool:
+        try:
+            read_record(entry, FileRecord, entry.stem)
+        except Damaged:
+            return True
+        return False
 
     def _drop(self, file_id: str) -> None:
-        self._record(file_id).unlink(missing_ok=True)
-        self._data(file_id).unlink(missing_ok=True)
+        _unlink(self._record(file_id))
+        _unlink(self._data(file_id))
 
     def _record(self, file_id: str) -> Path:
         return self._directory / f"{file_id}.json"
@@ -198,6 +229,14 @@ def link_or_copy(path: Path, target: Path) -> None:
     except OSError:  # the file system has no hard links
         with suppress(FileExistsError):
             _copy(path, target)
+
+
+def _unlink(path: Path) -> None:
+    """Removes a file, or the directory in its place."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _copy(path: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""JSON records with atomic writes, ids that are safe as file names, and file locks."""
+"""JSON records with atomic writes and one reader, ids that are safe as file names, and file locks."""
 
 import errno
 import fcntl
@@ -6,20 +6,36 @@ import math
 import os
 import re
 import secrets
+import shutil
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
 
-from deployments.store.errors import StoreBusy
+from deployments.store.errors import Damaged, Full, StoreBusy
 
 LOCK_WAIT_S = 5.0
 """Lock timeout, seconds. Work under a lock takes milliseconds."""
 DRAFT = ".draft-"
 """Prefix of the names of drafts: incomplete files and directories. Abandoned drafts are swept."""
+MAX_RECORD_BYTES = 1 << 20
+"""Maximum size of a record, but for those that hold what a client has sent or is told."""
+UNREADABLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.EIO,
+    errno.EBADMSG,
+    errno.EUCLEAN,
+)
+"""Errors that are a file's own. Others, such as too many open files, say nothing about the file."""
 Record = TypeVar("Record", bound="Stored")
 
 
@@ -52,7 +68,11 @@ def write_whole(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(path)
+        try:
+            draft.replace(path)
+        except IsADirectoryError:  # damage, which would stay for ever
+            discard(path)
+            draft.replace(path)
         sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
@@ -78,25 +98,123 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def write_record(path: Path, record: Stored) -> None:
-    """Writes a record with `write_whole`."""
-    write_whole(path, record.model_dump_json().encode())
+def write_record(path: Path, record: Stored, most: int = MAX_RECORD_BYTES) -> None:
+    """Writes a record with `write_whole`.
+
+    Raises:
+        Full: it is longer than ``most`` bytes.
+    """
+    content = record.model_dump_json().encode()
+    if len(content) > most:
+        raise Full("bytes of one record", most)
+    write_whole(path, content)
+
+
+def discard(directory: Path) -> None:
+    """Removes a directory all at once: it is renamed before its content is removed.
+
+    Raises:
+        FileNotFoundError: it has been removed already.
+    """
+    removed = draft_of(directory)
+    directory.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def discard_all(directories: Iterable[Path]) -> None:
+    """Removes each directory with `discard`, unless it is gone or the system refuses."""
+    for directory in directories:
+        with suppress(OSError):
+            discard(directory)
 
 
 def modified(path: Path) -> float:
     """Modification time, Unix seconds; infinity for a missing file, which so never counts as old."""
     try:
-        return path.stat().st_mtime
+        return path.lstat().st_mtime
     except FileNotFoundError:
         return math.inf
 
 
-def read_record(path: Path, kind: type[Record]) -> Record | None:
-    """Reads a record; None if it is missing or invalid."""
+def read_json(path: Path, name: str, most: int = MAX_RECORD_BYTES) -> dict[str, Any] | None:
+    """Reads a JSON object; None if the file is missing. All stored JSON is read by this function, but for events.
+
+    Raises:
+        Damaged: as `open_part`, or the file is longer than ``most`` bytes, or no JSON object.
+    """
+    with open_part(path, name) or nullcontext() as file:
+        if file is None:
+            return None
+        with readable(name, path.name):
+            content = file.read(most + 1)
+    if len(content) > most:
+        raise Damaged(name, path.name, f"is longer than {most} bytes")
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
-        return None
+        value = from_json(content, allow_inf_nan=False)
+    except ValueError:
+        raise Damaged(name, path.name, "is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise Damaged(name, path.name, "is no JSON object")
+    return value
+
+
+def open_part(path: Path, name: str) -> BinaryIO | None:
+    """Opens a part of the file, batch or search with the id ``name``; None if it is missing.
+
+    Raises:
+        Damaged: it is no regular file, or cannot be read.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError), readable(name, path.name):
+        # A pipe in the file's place would block the opening.
+        file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return file
+        file.close()
+        raise Damaged(name, path.name, "is no file")
+    return None
+
+
+@contextmanager
+def readable(name: str, part: str) -> Iterator[None]:
+    """Converts errors of the system that concern one file alone.
+
+    Raises:
+        Damaged: the part ``part`` cannot be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise FileNotFoundError(error.errno, error.strerror) from None
+        if error.errno not in UNREADABLE:
+            raise
+        raise Damaged(name, part, f"cannot be read: {error.strerror}") from None
+
+
+def read_record(path: Path, kind: type[Record], name: str, most: int = MAX_RECORD_BYTES) -> Record | None:
+    """Reads a record; None if it is missing.
+
+    Raises:
+        Damaged: as `read_json`, or the record is invalid or another one's.
+    """
+    value = read_json(path, name, most)
+    return None if value is None else checked(value, kind, name, path.name)
+
+
+def checked(value: dict[str, Any], kind: type[Record], name: str, part: str) -> Record:
+    """Returns the record in the stored object ``value``.
+
+    Raises:
+        Damaged: a field is invalid, or its id is neither ``name`` nor ends with it.
+    """
+    try:
+        record = kind.model_validate(value)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"]))
+        raise Damaged(name, part, f"has an invalid field: {field[:80]}") from None
+    if not str(getattr(record, "id", name)).endswith(name):
+        raise Damaged(name, part, "belongs to another one")
+    return record
 
 
 @contextmanager

@@ -4,36 +4,46 @@ The controller that runs a search holds its lease. A search without an end whose
 controller.
 """
 
-import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from enum import StrEnum
 from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from deployments.store.errors import NotThere
+from pydantic_core import from_json
+
+from deployments.store.errors import Damaged, Full, NotThere
 from deployments.store.records import (
     DRAFT,
     LOCK_WAIT_S,
     Stored,
+    checked,
+    discard,
+    discard_all,
     draft_of,
     is_id,
     is_locked,
     locked,
     make_directory,
     modified,
+    open_part,
+    read_json,
     read_record,
+    readable,
     sync_directory,
     write_record,
     write_whole,
 )
 from deployments.store.settings import StoreSettings
 
+RECORD, BEGUN, END, EVENTS, LEASE = "record.json", "begun.json", "end.json", "events.jsonl", "lease"
+MAX_REPLY_BYTES = 1 << 26
+"""Maximum size of a reply, and of a response's request. The longest body and tree are shorter."""
 CANCEL = "cancel"
 """Name of the mark of a cancelled search."""
 MAX_READ_BYTES = 1 << 20
@@ -82,11 +92,36 @@ class SearchEnd(Stored):
 
 
 LOST: dict[str, Any] = {
-    "message": "the controller that ran this search was lost, and the search with it",
+    "message": "the controller that ran this search was lost, and the search with it, or its end could not be stored",
     "type": "server_error",
     "param": None,
     "code": "search_lost",
 }
+
+
+NOT_KEPT: dict[str, Any] = {
+    "message": "the search has ended, and its reply could not be kept",
+    "type": "server_error",
+    "param": None,
+    "code": "reply_not_kept",
+}
+
+
+class _Reply(Stored):
+    """The fields that every stored reply has."""
+
+    id: str
+    choices: list[dict[str, Any]]
+
+
+class _Response(Stored):
+    """The fields of a stored response that are read."""
+
+    id: str
+    status: str
+    background: bool
+    previous_response_id: str | None
+    output: list[dict[str, Any]]
 
 
 class ResponseRecord(Stored):
@@ -124,9 +159,9 @@ class Search:
         Raises:
             NotThere: the search has been removed.
         """
-        record = read_record(self._directory / "record.json", SearchRecord)
+        record = read_record(self._directory / RECORD, SearchRecord, self.id)
         if record is None:
-            raise NotThere("search", self._directory.name)
+            raise self._missing(RECORD)
         return record
 
     @property
@@ -135,17 +170,20 @@ class Search:
         if (end := self._told_end) is not None:
             return end
         try:
-            if is_locked(self._directory / "lease"):
+            with readable(self.id, LEASE):
+                runs = is_locked(self._directory / LEASE)
+            if runs:
                 return None
         except FileNotFoundError:
-            raise NotThere("search", self._directory.name) from None
-        # It may have ended since the first read.
+            # It may have ended since the first read.
+            if self._told_end is None:
+                raise self._missing(LEASE) from None
         return self._told_end or SearchEnd(status=SearchStatus.FAILED, ended=self.record.created, error=LOST)
 
     @property
     def reply(self) -> dict[str, Any] | None:
         """The reply of a finished search; else None."""
-        return _json_in(self._directory / "reply.json")
+        return self._result("reply.json", _Reply)
 
     @property
     def begun(self) -> ResponseRecord:
@@ -154,15 +192,16 @@ class Search:
         Raises:
             NotThere: the search has been removed, or its reply is no response.
         """
-        record = read_record(self._directory / "begun.json", ResponseRecord)
+        record = read_record(self._directory / BEGUN, ResponseRecord, self.id, MAX_REPLY_BYTES)
         if record is None:
-            raise NotThere("response", self._directory.name)
+            raise NotThere("response", self.id)
+        checked(record.response, _Response, self.id, BEGUN)
         return record
 
     @property
     def response(self) -> dict[str, Any] | None:
         """The response of a finished search; else None."""
-        return _json_in(self._directory / "response.json")
+        return self._result("response.json", _Response)
 
     def cancel(self) -> None:
         """Marks the search as cancelled. Its controller then ends it, if it runs in the background."""
@@ -171,38 +210,68 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether the search has expired or does not exist."""
+        """Whether the search has expired or does not exist. A damaged one expires with its directory's age."""
         try:
             end = self.end
         except NotThere:
             return True
+        except Damaged:
+            return modified(self._directory) + self._settings.keep_s <= time.time()
         return end is not None and end.ended + self._settings.keep_s <= time.time()
 
     def events(self, offset: int = 0) -> Events:
-        """Complete events from byte ``offset`` on; empty if there are no new ones."""
-        try:
-            with (self._directory / "events.jsonl").open("rb") as file:
-                file.seek(offset)
-                content = file.read(MAX_READ_BYTES)
-        except FileNotFoundError:
-            return Events([], offset)
-        whole, newline, _ = content.rpartition(b"\n")
-        return Events(whole.decode().split("\n") if newline else [], offset + len(whole) + len(newline))
+        """Complete events from byte ``offset`` on; empty if there are no new ones.
+
+        Raises:
+            Damaged: they cannot be read, or one of them is no event.
+        """
+        whole, newline, _ = self._event_bytes(offset, MAX_READ_BYTES).rpartition(b"\n")
+        lines = whole.split(b"\n") if newline else []
+        for line in lines:
+            self._checked_event(line)
+        return Events([line.decode() for line in lines], offset + len(whole) + len(newline))
 
     def last_event(self) -> dict[str, Any] | None:
-        """The newest event, parsed; None if there is none."""
+        """The newest event, parsed; None if there is none, or it cannot be read."""
         try:
-            with (self._directory / "events.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-                whole, _, _ = file.read().rpartition(b"\n")
-            event = json.loads(whole.rpartition(b"\n")[2])
-        except (FileNotFoundError, ValueError):  # ValueError: there is no event, or it is very long
+            size = (self._directory / EVENTS).stat().st_size
+            whole, newline, _ = self._event_bytes(max(0, size - LAST_BYTES), LAST_BYTES).rpartition(b"\n")
+            return self._checked_event(whole.rpartition(b"\n")[2]) if newline else None
+        except (FileNotFoundError, Damaged):
             return None
-        return event if isinstance(event, dict) else None
+
+    def _event_bytes(self, offset: int, most: int) -> bytes:
+        with open_part(self._directory / EVENTS, self.id) or nullcontext() as file:
+            if file is None:
+                return b""
+            file.seek(offset)
+            with readable(self.id, EVENTS):
+                return file.read(most)
+
+    def _checked_event(self, line: bytes) -> dict[str, Any]:
+        try:
+            event = from_json(line, allow_inf_nan=False)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise Damaged(self.id, EVENTS, "has a line that is no event")
+        return event
+
+    def _result(self, part: str, kind: type[Stored]) -> dict[str, Any] | None:
+        value = read_json(self._directory / part, self.id, MAX_REPLY_BYTES)
+        if value is not None:
+            checked(value, kind, self.id, part)
+        elif (end := self.end) is not None and end.status is SearchStatus.FINISHED:
+            raise self._missing(part)
+        return value
+
+    def _missing(self, part: str) -> NotThere | Damaged:
+        """The error of a search without one of its parts."""
+        return Damaged(self.id, part, "is missing") if self._directory.is_dir() else NotThere("search", self.id)
 
     @property
     def _told_end(self) -> SearchEnd | None:
-        return read_record(self._directory / "end.json", SearchEnd)
+        return read_record(self._directory / END, SearchEnd, self.id)
 
 
 class SearchWriter:
@@ -234,12 +303,32 @@ class SearchWriter:
         return (self._directory / CANCEL).exists() or not self._directory.exists()
 
     def end(self, end: SearchEnd, reply: str | None = None, response: str | None = None) -> None:
-        """Ends the search. ``reply`` and ``response``: as JSON, if the search has finished."""
+        """Ends the search. ``reply`` and ``response``: as JSON, if the search has finished. If they are not kept, the
+        search has failed.
+
+        Raises:
+            Full: they are longer than the byte limit.
+            OSError: they could not be written.
+        """
         with self._lock, self._held, suppress(FileNotFoundError):  # removed meanwhile
-            for name, content in (("reply.json", reply), ("response.json", response)):
-                if content is not None:
-                    write_whole(self._directory / name, content.encode())
-            write_record(self._directory / "end.json", end)
+            try:
+                for name, content in (("reply.json", reply), ("response.json", response)):
+                    if content is not None:
+                        self._write(name, content.encode())
+            except (Full, OSError) as error:
+                told = (
+                    {**NOT_KEPT, "message": f"{NOT_KEPT['message']}: {error}"} if isinstance(error, Full) else NOT_KEPT
+                )
+                end = end.model_copy(update={"status": SearchStatus.FAILED, "error": told})
+                with suppress(OSError):
+                    write_record(self._directory / END, end)
+                raise
+            write_record(self._directory / END, end)
+
+    def _write(self, name: str, content: bytes) -> None:
+        if len(content) > MAX_REPLY_BYTES:
+            raise Full("bytes of one reply", MAX_REPLY_BYTES)
+        write_whole(self._directory / name, content)
 
 
 class Searches:
@@ -253,6 +342,7 @@ class Searches:
         """Adds a search and leases it. ``response``: if its reply is one.
 
         Raises:
+            Full: the response's request is longer than the byte limit.
             StoreBusy: the lock was not free in time.
         """
         make_directory(self._directory)
@@ -260,13 +350,13 @@ class Searches:
         draft = draft_of(target)
         draft.mkdir()
         try:
-            write_record(draft / "record.json", record)
+            write_record(draft / RECORD, record)
             if response is not None:
-                write_record(draft / "begun.json", response)
+                write_record(draft / BEGUN, response, MAX_REPLY_BYTES)
             with ExitStack() as held:
                 # Leased before it is visible: the lease moves with the directory.
-                held.enter_context(locked(draft / "lease"))
-                events = held.enter_context((draft / "events.jsonl").open("ab", buffering=0))
+                held.enter_context(locked(draft / LEASE))
+                events = held.enter_context((draft / EVENTS).open("ab", buffering=0))
                 with locked(self._directory / "lock", LOCK_WAIT_S):
                     self._make_room()
                     draft.rename(target)
@@ -287,34 +377,32 @@ class Searches:
         return search
 
     def remove(self, search_id: str) -> None:
-        """Removes a search, all at once.
+        """Removes a search, damaged or not, all at once.
 
         Raises:
             NotThere: it does not exist, or has expired.
         """
         self.get(search_id)
-        removed = draft_of(self._directory / search_id)
         try:
-            (self._directory / search_id).rename(removed)
+            discard(self._directory / search_id)
         except FileNotFoundError:
             raise NotThere("search", search_id) from None
         sync_directory(self._directory)
-        shutil.rmtree(removed, ignore_errors=True)
 
     def newest_first(self) -> list[Search]:
+        """All searches but those that are damaged, or were removed meanwhile."""
         alive = []
         for entry in self._entries():
             search = Search(entry, self._settings)
-            if not search.is_over:
-                alive.append((search.record, search))
+            with suppress(NotThere, Damaged):
+                if not search.is_over:
+                    alive.append((search.record, search))
         alive.sort(key=lambda each: (each[0].created, each[0].id), reverse=True)
         return [search for _, search in alive]
 
     def sweep(self, before: float) -> None:
         """Removes expired searches, and drafts older than ``before``, Unix seconds."""
-        for entry in self._entries():
-            if Search(entry, self._settings).is_over:
-                shutil.rmtree(entry, ignore_errors=True)
+        discard_all(entry for entry in self._entries() if Search(entry, self._settings).is_over)
         for entry in self._entries(drafts=True):
             if modified(entry) < before:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -324,8 +412,7 @@ class Searches:
         entries = list(self._entries())
         if (excess := len(entries) + 1 - self._settings.searches_max) <= 0:
             return
-        for entry in sorted(entries, key=modified)[:excess]:
-            shutil.rmtree(entry, ignore_errors=True)
+        discard_all(sorted(entries, key=modified)[:excess])
 
     def _entries(self, drafts: bool = False) -> Iterator[Path]:
         try:
@@ -335,11 +422,3 @@ class Searches:
         for name in names:
             if name.startswith(DRAFT) if drafts else is_id(name):
                 yield self._directory / name
-
-
-def _json_in(path: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    return content

@@ -22,5 +22,7 @@ WRONG: list[tuple[bytes, str]] = [
     (json.dumps(request(0, url="/v1/embeddings")).encode(), "url must be one of"),
     (json.dumps(request(0, body="no")).encode(), "body must be an object"),
     (json.dumps(request(0, body={"stream": True})).encode(), "body.stream must be false"),
+    (json.dumps(request(0, body={"background": True})).encode(), "body.background must be false"),
+    (json.dumps(request(0, body={"background": "yes"})).encode(), "body.background must be false"),
 ]
 """Invalid lines, each with a part of its error message."""

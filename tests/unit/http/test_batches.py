@@ -797,6 +797,26 @@ async def test_a_line_that_is_nested_too_deeply_is_told(kept: World) -> None:
     assert kept.generator.calls == 0
 
 
+@pytest.mark.parametrize("url", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_line_in_the_background_is_refused_with_its_number(kept: World, url: Any) -> None:
+    """Its search would go on without a place of the batch, after the line has ended."""
+    client = client_of(kept)
+    body = {"model": "m", "input": "6*7?"} if url == "/v1/responses" else chat()
+    lines = [requests_of(3, url=url, body=body | {"background": index == 1})[index] for index in range(3)]
+    batch = await client.batches.create(
+        input_file_id=await uploaded(client, lines), endpoint=url, completion_window="1h"
+    )
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    [error] = batch.errors.data
+    assert error.line == 2
+    assert "body.background must be false" in (error.message or "")
+    assert kept.generator.calls == 0
+
+
 async def test_results_that_become_too_long_end_a_batch_with_those_it_has(
     matcher: AnswerMatcher, tmp_path: Path
 ) -> None:
@@ -1072,10 +1092,9 @@ class TestFiles:
         """The file is then closed by a thread, since the read holds its lock."""
         client = client_of(kept)
         file_id = await uploaded(client, ["x"])
-        [path] = found(tmp_path, "owners/*/files/*.data")
-        path.unlink()
-        os.mkfifo(path)
-        writer = os.open(path, os.O_RDWR)  # like a disk that never replies
+        os.mkfifo(pipe := tmp_path / "pipe")
+        writer = os.open(pipe, os.O_RDWR)  # like a disk that never replies
+        monkeypatch.setattr(Files, "open", lambda files, name: (files.get(name), pipe.open("rb")))
         monkeypatch.setattr(kept_module, "DISK_S", 0.2)
         try:
             async with asyncio.timeout(5):

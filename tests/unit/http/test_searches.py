@@ -308,10 +308,11 @@ class TestStore:
         writer.append(['{"a":1}'])
         writer.append(['{"b":"' + "x" * 20 + '"}'])
         writer.append(['{"c":1}'])
-        writer.end(SearchEnd(status=SearchStatus.FINISHED, ended=time.time()), '{"id": 1}')
+        reply = {"id": f"chatcmpl-{name}", "choices": []}
+        writer.end(SearchEnd(status=SearchStatus.FINISHED, ended=time.time()), json.dumps(reply))
         search = searches.get(name)
         assert search.events().lines == ['{"a":1}']
-        assert search.reply == {"id": 1}
+        assert search.reply == reply
         assert search.last_event() == {"a": 1}
 
     def test_reads_end_with_a_whole_event(self, tmp_path: Path) -> None:
