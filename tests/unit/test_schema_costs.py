@@ -85,20 +85,15 @@ async def test_what_no_text_satisfies_is_refused(real: SchemaCosts) -> None:
         await real.check('{"type":"integer","exclusiveMinimum":1,"exclusiveMaximum":2}')
 
 
-async def test_the_worker_limits_its_own_time_and_memory(tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    strings = [{"type": "string", "minLength": length} for length in range(1, 400)]
-    for limit, small, said in (
-        ("MEMORY_BYTES = 1 << 30", "MEMORY_BYTES = 0", "memory"),  # a small schema fits into what the process has
-        ("signal.ITIMER_PROF, cpu_s", "signal.ITIMER_PROF, 0.05", "CPU time"),
-    ):
-        code = WORKER_SCRIPT.read_text()
-        assert limit in code
-        script.write_text(code.replace(limit, small))
-        with closing(SchemaCosts(lambda: LETTERS, script)) as costs:
-            with pytest.raises(SchemaTooDear, match=f"^(takes|cannot) .*{said}.*; at most"):
-                await costs.check(json.dumps({"anyOf": strings}))
-            await costs.check('{"type":"boolean"}')
+async def test_the_worker_limits_its_own_time(tmp_path: Path) -> None:
+    script, limit = tmp_path / "worker.py", "signal.ITIMER_PROF, cpu_s"
+    code = WORKER_SCRIPT.read_text()
+    assert limit in code
+    script.write_text(code.replace(limit, "signal.ITIMER_PROF, 0.05"))
+    with closing(SchemaCosts(lambda: LETTERS, script)) as costs:
+        with pytest.raises(SchemaTooDear, match=r"^takes .*CPU time.*; at most"):
+            await costs.check(json.dumps({"anyOf": LISTS}))
+        await costs.check('{"type":"boolean"}')
 
 
 FAKE = """
