@@ -9,14 +9,13 @@ a temporary directory that keeps few searches, so that the oldest are removed al
 share its engines: one without keys, and one whose reward model reads a path once for each of its steps.
 
 In each pair the small request is sent three times alone, then an attack begins, and it is sent at least three times
-beside it, for ten seconds if the attack lasts so long. The pair's ratio is that of the two means, and the claim is on
-the median of the pairs. An attack is cancelled a while after the last small request beside it. Then the application has
-to be idle and whole again, with the engines that it had before. A2 needs ``--poison``: then engines have the scheduler
-of `tests.faults.poison`, and those that die of it are not counted as replaced.
+beside it, for ten seconds if the attack goes on that long. The pair's ratio is that of the two means, and the claim is
+on the median of the pairs. An attack is cancelled a while after the last small request beside it. Then the application
+has to be idle and whole again, with the engines that it had before. A2 needs ``--poison``: then engines have the scheduler
+of `tests.faults.poison`, and the engines that it ends are not counted as replaced.
 """
 
 import asyncio
-import os
 import random
 import statistics
 import tempfile
@@ -39,6 +38,7 @@ from cluster.launch.token import ensure_token
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.embedded.problems import Split, draw_problems
 from deployments.startup.environment import set_environment
+from tests.faults.poison import AT_ONCE, ENGINE_ARGS, SCORED, Poison
 
 MAX_RATIO = 3.0
 CALLS = 3
@@ -58,11 +58,6 @@ WHOLE_S = 300.0
 """Longest wait until the application is idle and whole."""
 LIMITS = {"operator": "operator", "small": "", "attacker": "places=16", "second": "places=16"}
 """Keys, and their limits in the syntax of the keys file. Without tokens a minute, which would end the attacks."""
-POISON = "~|"
-"""Characters at which that scheduler dies, the generator's and the reward model's."""
-POISON_VARIABLE = "BANYAN_TEST_POISON"
-"""Names the file to which it adds a line as it dies."""
-POISONED = {"engine_args": {"scheduler_cls": "tests.faults.poison.poisoned_scheduler"}}
 console = Console(stderr=True)
 
 
@@ -119,12 +114,12 @@ async def measure(
     engines: int,
     pairs: int,
     seed: int,
-    poisoned: Path | None = None,
+    poison: Poison,
 ) -> dict[str, Any]:
-    """``poisoned``: has a line for each engine that died of poison."""
+    """``poison``: counts the engines that died of it."""
 
     def ended_by_poison() -> int:
-        return len(poisoned.read_text().split()) if poisoned else 0
+        return poison.ended.total()
 
     requests, rng = SmallRequests(seed), random.Random(seed)
     measured: dict[str, Any] = {}
@@ -282,13 +277,11 @@ def main(
     attacks = [ATTACKS[name] for name in only] if only else list(ATTACKS.values())
     wants = {attack.name for attack in attacks}
     with tempfile.TemporaryDirectory() as directory:
-        store, keys_file, poisoned = (Path(directory) / name for name in ("store", "keys", "poisoned"))
-        poisoned.touch()
-        if poison:
-            os.environ[POISON_VARIABLE] = str(poisoned)
+        store, keys_file = Path(directory) / "store", Path(directory) / "keys"
+        deaths = Poison(Path(directory))
         keys = {name: f"{name}-key-{random.SystemRandom().getrandbits(128):032x}" for name in LIMITS}
         keys_file.write_text("".join(f"{keys[name]} {limits}\n" for name, limits in LIMITS.items()))
-        engine_args: dict[str, Any] = POISONED if poison else {}
+        engine_args: dict[str, Any] = {"engine_args": ENGINE_ARGS} if poison else {}
         settings = {
             "generator": {"replicas": {"min_replicas": generators, "max_replicas": generators}} | engine_args,
             "prm": engine_args,
@@ -303,10 +296,10 @@ def main(
                 anonymous=ends["attacker"]._replace(key=None, prefix=paths["anonymous"]),
                 labels=ends["attacker"]._replace(prefix=paths["labels"]) if "labels" in paths else None,
                 store=store,
-                poison=POISON if poison else None,
+                poison=AT_ONCE + SCORED if poison else None,
             )
             measured = uvloop.run(
-                measure(attacks, world, ends["small"], ends["operator"], generators + 1, pairs, seed, poisoned)
+                measure(attacks, world, ends["small"], ends["operator"], generators + 1, pairs, seed, deaths)
             )
     claims = claims_of(measured)
     asked = {"pairs": pairs, "calls": CALLS, "generators": generators, "limits": LIMITS}

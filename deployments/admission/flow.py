@@ -63,7 +63,7 @@ class WaitingReplies:
 
     def add(self, limit: asyncio.Timeout, size: int) -> None:
         """Adds a reply that waits within ``limit`` and holds ``size`` bytes. Past a maximum, those that have waited
-        longest get `PATIENCE_S` in all: their readers make the least progress."""
+        longest are ended once they have waited for `PATIENCE_S`: their readers make the least progress."""
         now = asyncio.get_running_loop().time()
         self._all[limit] = _Waiting(now, size)
         while len(self._all) > MAX_WAITING or sum(each.size for each in self._all.values()) > MAX_WAITING_BYTES:

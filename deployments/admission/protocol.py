@@ -30,8 +30,8 @@ CHUNK_OVERHEAD = 8
 STALL_S = 60.0
 """Longest time for which a client may read nothing of its reply, in seconds."""
 MIN_READ_BYTES_PER_S = 1024
-"""Minimum rate at which a reply is read, while some of it waits to be sent: for each so many bytes a client may wait
-another second, up to `STALL_S`."""
+"""Minimum rate at which a reply is read while some of it waits to be sent. A client that reads this many bytes earns
+one more second of patience, up to `STALL_S`."""
 MAX_STALLED = 256
 """Maximum number of connections whose clients read more slowly than replies come, at one proxy."""
 STALLED_PATIENCE_S = 2.0

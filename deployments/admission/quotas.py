@@ -8,8 +8,8 @@ from deployments.config import KeyRecord
 
 WINDOW_S = 60.0
 MAX_CLIENTS = 10_000
-"""Maximum number of clients whose minute is remembered. Further ones share a minute: clients without keys are
-addresses, of which anybody may have many."""
+"""Maximum number of clients whose minute is remembered. Further ones share a minute: without
+keys each address is a client, and an attacker may have many addresses."""
 OTHERS = ""
 
 

@@ -148,8 +148,8 @@ class Pool:
     async def _may_have_ended_it(self, search_id: str, error: Exception, replicas: list[str], began: float) -> bool:
         """Whether the call may have ended the engine of its replica.
 
-        A replica that is gone without last words was killed, or died itself: any of its calls may have done that, but
-        for those that were made when it was known to be gone.
+        A replica that is gone without last words was killed, or died itself: any of its calls may have done that,
+        except those that were made after it was known to be gone.
 
         Raises:
             OnlyWaited: the replica is gone, and the call has not ended it.
