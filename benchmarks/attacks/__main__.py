@@ -11,8 +11,8 @@ share its engines: one without keys, and one whose reward model reads a path onc
 In each pair the small request is sent three times alone, then an attack begins, and it is sent at least three times
 beside it, for ten seconds if the attack goes on that long. The pair's ratio is that of the two means, and the claim is
 on the median of the pairs. An attack is cancelled a while after the last small request beside it. Then the application
-has to be idle and whole again, with the engines that it had before. A2 needs ``--poison``: then engines have the scheduler
-of `tests.faults.poison`, and the engines that it ends are not counted as replaced.
+has to be idle and whole again, with the engines that it had before. A2 needs ``--poison``: then engines have the
+scheduler of `tests.faults.poison`, and the engines that it ends are not counted as replaced.
 """
 
 import asyncio
