@@ -1,5 +1,8 @@
-"""The order in which a replica starts the requests of several searches."""
+"""The order in which a replica starts the requests of several owners and their searches."""
 
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 REMEMBERED = 256
@@ -33,7 +36,7 @@ class FairOrder:
     """
 
     def __init__(self) -> None:
-        self._now = 0
+        self.now = 0
         """Virtual time: one more than the highest position that was served."""
         self._packets: dict[str, _Packet] = {}
         """The last packet of each search."""
@@ -49,17 +52,96 @@ class FairOrder:
 
     def _packet(self, search_id: str) -> _Packet:
         """The packet of a search's next request: the search's last packet, or a new one if that is full or served."""
-        packet = self._packets.get(search_id, _Packet(self._now, 0))
-        if packet.requests == TURN or packet.place < self._now:
-            return _Packet(max(self._now, packet.after), 0)
+        packet = self._packets.get(search_id, _Packet(self.now, 0))
+        if packet.requests == TURN or packet.place < self.now:
+            return _Packet(max(self.now, packet.after), 0)
         return packet
 
     def served(self, place: int) -> None:
         """Records that a request at position ``place`` has finished. New requests get later positions: at the same one,
         a stream of searches with one request each could pass another search for ever."""
-        self._now = max(self._now, place + 1)
+        self.now = max(self.now, place + 1)
+
+    def forget_all(self) -> None:
+        """Forgets all searches, also those with positions that were never served."""
+        self._packets.clear()
+        self._forget_above = REMEMBERED
 
     def _forget(self) -> None:
         """Forgets searches whose positions were all served."""
-        self._packets = {search_id: packet for search_id, packet in self._packets.items() if packet.after > self._now}
+        self._packets = {search_id: packet for search_id, packet in self._packets.items() if packet.after > self.now}
         self._forget_above = max(REMEMBERED, 2 * len(self._packets))
+
+
+@dataclass(eq=False, slots=True)
+class _Owner:
+    """What is known of an owner; a replica meets as many as there are API keys."""
+
+    order: FairOrder = field(default_factory=FairOrder)
+    """The turns of its searches."""
+    requests: int = 0
+    """Number of its live requests."""
+    next_turn: int = 0
+    """Virtual time at which its next turn starts, in requests that were started for it."""
+
+
+class OwnerOrder:
+    """Owners take turns, and within each one's turns its searches do: an owner with many searches gets no more of a
+    replica than one with a single search while both have requests to start.
+
+    Start-time fair queueing again, with turns of `TURN` requests. Here turns are given when requests start, so that the
+    searches of an owner are not tied to the order in which they came. Positions are of one owner; `priority` makes
+    positions of several owners comparable.
+    """
+
+    def __init__(self) -> None:
+        self._owners: defaultdict[str, _Owner] = defaultdict(_Owner)
+        self._turn_of = ""
+        """The owner that has the turn."""
+        self._left = 0
+        """Number of requests that it may still start in this turn."""
+        self._turn_began = 0
+        """Virtual time at which the turn started."""
+        self._clock = 0
+        """One more than the highest priority that was served. With a single owner this is its virtual time."""
+
+    def enter(self, owner: str) -> None:
+        """Records that a request of an owner is alive."""
+        self._owners[owner].requests += 1
+
+    def leave(self, owner: str) -> None:
+        """Records that a request of an owner has ended."""
+        known = self._owners[owner]
+        known.requests -= 1
+        if not known.requests:
+            known.order.forget_all()
+
+    def position(self, owner: str, search_id: str) -> int:
+        """The position of a search's next request among those of its owner: lower goes first."""
+        return self._owners[owner].order.position(search_id)
+
+    def turn(self, waiting: Collection[str]) -> str:
+        """The owner of the next request to start, among those with requests that wait."""
+        if self._left and self._turn_of in waiting:
+            return self._turn_of
+        return min(waiting, key=self._next_turn)
+
+    def started(self, owner: str) -> None:
+        """Records that a request of an owner has started."""
+        began = self._next_turn(owner)
+        if owner != self._turn_of or not self._left:
+            self._turn_of, self._left, self._turn_began = owner, TURN, began
+        self._left -= 1
+        self._owners[owner].next_turn = began + 1
+
+    def priority(self, owner: str, place: int) -> int:
+        """A position of an owner on a scale of all owners, on which each one's next position is the same."""
+        return max(0, self._clock + place - self._owners[owner].order.now)
+
+    def served(self, owner: str, place: int) -> None:
+        """Records that a request of an owner at a position has finished."""
+        self._clock = max(self._clock, self.priority(owner, place) + 1)
+        self._owners[owner].order.served(place)
+
+    def _next_turn(self, owner: str) -> int:
+        return max(self._turn_began, self._owners[owner].next_turn)

@@ -13,12 +13,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 from uuid import uuid4
 
-from deployments.engines.fair_order import FairOrder
+from deployments.engines.fair_order import OwnerOrder
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.ledger import Hold, Needs, Prefix, TooLarge
 from search.ports import Lane
 
-CANARY_PLACE = -1  # before all positions of `FairOrder`
+CANARY_PLACE = -1  # before all positions of `OwnerOrder`
 AHEAD_PLACE = 1 << 40  # behind all of them
 AHEAD_PER_STEP = 8
 """Requests written ahead that start between two engine steps. The engine computes the prompts of all new requests in
@@ -64,7 +64,9 @@ class EngineRequest:
     number: int = 0
     """Its number in the order of arrival."""
     place: int = 0
-    """Its position among the searches' turns; see `FairOrder`."""
+    """Its position among the searches of its owner; see `OwnerOrder`."""
+    priority: int = 0
+    """vLLM's priority of the request, set when it starts: lower goes first, and is preempted last."""
     needs: Needs | None = None
     """The KV blocks that it needs; None without a clamp."""
     hold: Hold | None = None
@@ -100,6 +102,7 @@ class EngineRequest:
             _no_call,
             growth=growth,
             place=AHEAD_PLACE,
+            priority=AHEAD_PLACE,
             ahead=True,
         )
 
@@ -109,9 +112,9 @@ class EngineRequest:
             self.on_discard(output)
 
     @property
-    def priority(self) -> int:
-        """vLLM's priority of the request: lower goes first, and is preempted last."""
-        return 2 * self.place + (not self.lane.first_steps)
+    def owner(self) -> str:
+        """Whose it is: the searches of one API key share a salt."""
+        return self.cache_salt
 
     @property
     def may_run_beside(self) -> bool:
@@ -120,17 +123,38 @@ class EngineRequest:
 
 
 @dataclass(eq=False)
-class _RequestHeap:
-    """Queued requests in the order in which they start. Requests that have ended are dropped when they come first."""
+class _Queued:
+    """Queued requests. Requests that have ended are dropped when they come first."""
 
-    heap: list[tuple[int, int, EngineRequest]] = field(default_factory=list)
+    order: OwnerOrder
+    heaps: dict[str | None, list[tuple[int, int, EngineRequest]]] = field(default_factory=dict)
+    """The requests of each owner in the order in which they start; canaries have none."""
+
+    def add(self, request: EngineRequest) -> None:
+        turn = 2 * request.place + (not request.lane.first_steps)
+        owner = None if request.lane is Lane.CANARY else request.owner
+        heapq.heappush(self.heaps.setdefault(owner, []), (turn, request.number, request))
 
     @property
     def first(self) -> EngineRequest | None:
-        heap = self.heap
-        while heap and heap[0][2].ending is not None:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
+        """The request that starts next."""
+        for owner, heap in [*self.heaps.items()]:
+            while heap and heap[0][2].ending is not None:
+                heapq.heappop(heap)
+            if not heap:
+                del self.heaps[owner]
+        if not self.heaps:
+            return None
+        if None in self.heaps:
+            return self.heaps[None][0][2]
+        return self.heaps[self.order.turn(self.heaps)][0][2]
+
+    def start(self, request: EngineRequest) -> None:
+        """Removes the request that starts next."""
+        canary = request.lane is Lane.CANARY
+        heapq.heappop(self.heaps[None if canary else request.owner])
+        if not canary:
+            self.order.started(request.owner)
 
 
 def _no_call(request: EngineRequest) -> None:
@@ -162,8 +186,9 @@ class AheadSource(Protocol):
 class RequestQueue:
     """Starts requests in a fair order while the engine has slots and KV memory for them.
 
-    Searches take turns (`FairOrder`); at equal positions first steps of new searches go before later steps. Canaries go
-    before all of them: a load balancer does not wait until the searches before it have had their turn. Requests of
+    Owners take turns, and so do the searches of each (`OwnerOrder`); at equal positions first steps of new searches go
+    before later steps. Canaries go before all of them: a load balancer does not wait until others had their turns.
+    Requests of
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
 
@@ -190,12 +215,12 @@ class RequestQueue:
         """Number of requests written ahead that started since the newest engine step."""
         self._batch = batch
         self._slots = batch + math.ceil(ahead * batch)
-        self._order = FairOrder()
-        self._waiting = {False: _RequestHeap(), True: _RequestHeap()}
+        self._order = OwnerOrder()
+        self._waiting = {False: _Queued(self._order), True: _Queued(self._order)}
         """Requests without reserved memory, by whether they are flex."""
-        self._reserved = _RequestHeap()
+        self._reserved = _Queued(self._order)
         """Requests whose memory was reserved on arrival. They start first: no other request can use their memory."""
-        self._alone: dict[object, _RequestHeap] = {}
+        self._alone: dict[object, _Queued] = {}
         """Queued requests of the calls that have the engine alone, or wait for that; the first one's turn comes
         first."""
         self._has_turn = False
@@ -267,11 +292,11 @@ class RequestQueue:
             self.clamp.add(request.needs)
         if request.lane is Lane.CANARY:
             place = CANARY_PLACE
-        request.place = self._order.position(request.search_id) if place is None else place
+        request.place = self._order.position(request.owner, request.search_id) if place is None else place
         self._register(request)
         if reserve and request.hold is None:
             self._short_until = request.number
-        heapq.heappush(self._heap_of(request).heap, (request.priority, request.number, request))
+        self._queue_of(request).add(request)
         self._changed.set()
         return True
 
@@ -298,15 +323,16 @@ class RequestQueue:
             self._give_up_newest()
         if self._running >= self._slots:
             return None
-        heap = self._heap_of(request).heap
+        queue = self._queue_of(request)
         if request.hold is None:
             if not self._reserve(request):
                 return None
             request.waited = request.number <= self._short_until
             self.waited += request.waited
             self._since_flex = self._since_flex + 1 if flex is not None and request is not flex else 0
-        heapq.heappop(heap)
+        queue.start(request)
         request.started = True
+        request.priority = self._priority(request)
         self._running += 1
         self._beside += request.may_run_beside
         self._others_first = max(0, self._others_first - 1)
@@ -315,7 +341,7 @@ class RequestQueue:
     def enter_alone(self, call: object) -> None:
         """Queues a call that has the engine alone from its turn until `leave_alone`; its requests are submitted with
         ``EngineRequest.alone``."""
-        self._alone[call] = _RequestHeap()
+        self._alone[call] = _Queued(self._order)
         self._changed.set()
 
     def leave_alone(self, call: object) -> None:
@@ -325,6 +351,12 @@ class RequestQueue:
             self._others_first = self._batch
         del self._alone[call]
         self._changed.set()
+
+    def _priority(self, request: EngineRequest) -> int:
+        place = request.place
+        if request.lane is not Lane.CANARY:
+            place = self._order.priority(request.owner, place)
+        return 2 * place + (not request.lane.first_steps)
 
     def _turn(self, other: EngineRequest | None) -> bool:
         """Whether a call has the engine alone. ``other``: the first queued request of all other calls."""
@@ -339,7 +371,7 @@ class RequestQueue:
             return other  # memory that was promised on arrival is free again only when the request has run
         return None if self._running > self._beside else next(iter(self._alone.values())).first
 
-    def _heap_of(self, request: EngineRequest) -> _RequestHeap:
+    def _queue_of(self, request: EngineRequest) -> _Queued:
         if request.alone is not None:
             return self._alone[request.alone]
         return self._waiting[request.lane.flex] if request.hold is None else self._reserved
@@ -380,9 +412,9 @@ class RequestQueue:
         any more."""
         request.ahead = False
         self._started_ahead.pop(request.request_id, None)
-        request.place = self._order.position(request.search_id)
+        request.place = self._order.position(request.owner, request.search_id)
         if request.ending is Ending.FINISHED:
-            self._order.served(request.place)
+            self._order.served(request.owner, request.place)
         elif self.clamp is not None and request.needs is not None:
             self.clamp.add(request.needs)
 
@@ -407,6 +439,7 @@ class RequestQueue:
         request.number = self._begun
         request.request_id = f"{self._id_prefix}-{request.number}"
         self._alive[request.request_id] = request
+        self._order.enter(request.owner)
 
     def end(self, request: EngineRequest, ending: Ending) -> None:
         """Ends a request and frees its slot and memory for the next one.
@@ -427,10 +460,11 @@ class RequestQueue:
             if self.clamp is not None and request.hold is not None:
                 self.clamp.release(request.hold)
         elif ending is Ending.FINISHED:
-            self._order.served(request.place)
+            self._order.served(request.owner, request.place)
         if self.clamp is not None and request.needs is not None and not request.ahead:
             waits = self._short_of_memory and self.queued > 0
             self.clamp.remove(request.needs, request.hold, others_wait=waits and ending is Ending.FINISHED)
+        self._order.leave(request.owner)
         self.wake()
         request.on_end(request)
 

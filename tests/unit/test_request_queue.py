@@ -1,6 +1,7 @@
 """The queue of an engine: the order of requests, slots and KV memory; and every request ends once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 
@@ -20,11 +21,11 @@ _numbers = count()
 
 
 def request(
-    search_id: str = "search", path: Sequence[int] = (), growth: int = 1, lane: Lane = Lane.DEMAND
+    search_id: str = "search", path: Sequence[int] = (), growth: int = 1, lane: Lane = Lane.DEMAND, owner: str = ""
 ) -> EngineRequest:
     """A request with a prefix of its own unless ``path`` is given."""
     token_ids = path or (1000 + next(_numbers),)
-    return EngineRequest(search_id, None, token_ids, None, "", lane, lambda ended: None, growth=growth)
+    return EngineRequest(search_id, None, token_ids, None, owner, lane, lambda ended: None, growth=growth)
 
 
 def clamped(blocks: int, batch: int = 1000) -> RequestQueue:
@@ -71,6 +72,79 @@ def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
             submitted(queue, request("new"), request("new"))
     assert order[TURN : TURN + 2] == ["wide"] * 2 or "new" in order[: TURN + 2]
     assert [place for place, name in enumerate(order) if name == "new"][-1] <= 2 * TURN
+
+
+def test_a_search_of_another_owner_waits_for_one_turn_however_many_searches_there_are() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request(f"one of many {search}", owner="many") for search in range(16) for _ in range(TURN)))
+    [running] = started(queue)
+    submitted(queue, *(request("single", owner="single") for _ in range(4)))
+    order = []
+    while queue.demand:
+        queue.end(running, Ending.FINISHED)
+        order += [running.search_id]
+        running = queue.start_next() or running
+    assert [number for number, name in enumerate(order) if name == "single"] == [*range(TURN, TURN + 4)]
+
+
+def test_a_narrow_search_does_not_wait_behind_a_wide_one_of_its_owner_while_another_owner_is_served() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request("wide", owner="slow") for _ in range(8 * TURN)))
+    submitted(queue, *(request("other", owner="quick") for _ in range(8 * TURN)))
+    for _ in range(4 * TURN):
+        [running] = started(queue)
+        queue.end(running, Ending.FINISHED)
+    submitted(queue, request("narrow", owner="slow"))
+    order = []
+    for _ in range(4 * TURN):
+        [running] = started(queue)
+        order += [running.search_id]
+        queue.end(running, Ending.FINISHED)
+    assert "narrow" in order[: 3 * TURN], "one turn of each owner, and one of the wide search"
+
+
+@given(
+    waiting=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz"), st.integers(1, 40)), max_size=20),
+    slots=st.integers(1, 8),
+)
+def test_owners_that_wait_are_served_equally(waiting: list[tuple[str, str, int]], slots: int) -> None:
+    queue = RequestQueue(slots, ahead=0)
+    for owner, search, many in waiting:
+        submitted(queue, *(request(owner + search, owner=owner) for _ in range(many)))
+    left = Counter({owner: sum(many for name, _, many in waiting if name == owner) for owner in "abc"})
+    begun: Counter[str] = Counter()
+    while running := started(queue):
+        for each in running:
+            begun[each.owner] += 1
+            left[each.owner] -= 1
+            queue.end(each, Ending.FINISHED)
+        served = [begun[owner] for owner in "abc" if left[owner]]
+        assert not served or max(served) - min(served) <= TURN
+    assert not left.total()
+
+
+def test_priorities_of_owners_are_comparable() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request("long", owner="long") for _ in range(4 * TURN)))
+    for _ in range(3 * TURN):
+        [running] = started(queue)
+        queue.end(running, Ending.FINISHED)
+    submitted(queue, request("new", owner="new"), request("first", owner="new", lane=Lane.FIRST_STEPS))
+    [first] = started(queue)
+    queue.end(first, Ending.FINISHED)
+    [new] = started(queue)
+    queue.end(new, Ending.FINISHED)
+    [later] = started(queue)
+    assert (first.search_id, new.search_id, later.search_id) == ("first", "new", "long")
+    assert running.priority < first.priority < new.priority
+    assert abs(later.priority - new.priority) <= 2 * TURN
+
+
+def test_owners_leave_nothing_behind_where_all_requests_are_aborted() -> None:
+    queue = RequestQueue(1)
+    for number in range(1000):
+        queue.end(*submitted(queue, request(f"search {number}", owner="aborts")), Ending.ABORTED)
+    assert not queue._order._owners["aborts"].order._packets
 
 
 def test_a_request_that_continues_a_finished_one_has_its_place() -> None:
@@ -230,12 +304,10 @@ def test_a_request_with_reserved_memory_may_overtake_one_without() -> None:
     """Otherwise each would wait for the other: one for memory, the other for its turn."""
     queue = clamped(4)
     reserved = request("late", growth=12)
-    for each in submitted(queue, *(request("late") for _ in range(TURN))):
-        queue.end(each, Ending.ABORTED)
-    assert queue.submit(reserved, reserve=True)
+    assert queue.submit(reserved, reserve=True, place=TURN)
     early = request("early", growth=12)
     assert queue.submit(early, reserve=True)
-    assert early.priority < reserved.priority
+    assert early.place < reserved.place
     assert started(queue) == [reserved]
     queue.end(reserved, Ending.FINISHED)
     assert started(queue) == [early]
