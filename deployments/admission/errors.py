@@ -245,7 +245,7 @@ def api_error(error: BaseException) -> ApiError:
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")
     if isinstance(error, HarmfulRequest):
-        return EndsEngines("this request ended an engine twice; it is not tried again")
+        return EndsEngines(str(error))
     if isinstance(error, GeneratorError):
         logger.warning("the generator could not write: %s", error)
         return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")

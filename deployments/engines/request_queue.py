@@ -145,9 +145,9 @@ class _Queued:
                 del self.heaps[owner]
         if not self.heaps:
             return None
-        if None in self.heaps:
-            return self.heaps[None][0][2]
-        return self.heaps[self.order.turn(self.heaps)][0][2]
+        owners = [owner for owner in self.heaps if owner is not None]
+        owner = None if len(owners) < len(self.heaps) else self.order.turn(owners)
+        return self.heaps[owner][0][2]
 
     def start(self, request: EngineRequest) -> None:
         """Removes the request that starts next."""

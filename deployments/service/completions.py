@@ -52,7 +52,7 @@ class CompletionService:
         place.charged += job.prompt_tokens
         # The call should end by the request's own deadline; this timeout ends one that does not.
         suspects, request = self._searches.suspects, job.request
-        with suspects.request(request.search_id, partial(job.digest, place.owner.name)):
+        with suspects.request(request.search_id, place.owner.name, partial(job.digest, place.owner.name)):
             async with asyncio.timeout(request.deadline_s + GRACE_S):
                 with late_is_timeout(request.deadline_s):
                     reply = await self._generator.token_beam(request)

@@ -6,7 +6,8 @@ It fails, and for a while so do all requests that ask the same.
 
 What is asked is remembered as a digest: of the owner, the prompt, and the settings that change what an engine does
 with it. Seeds and the kind and width of a search are left out, so that a retry with other ones is recognized. The owner
-is part of it, so that nobody can have the questions of others refused.
+is part of it, so that nobody can have the questions of others refused. An owner with several harmful requests is
+refused altogether: a prompt with a random number in it is a new one every time.
 """
 
 import hashlib
@@ -29,6 +30,8 @@ logger = logging.getLogger("banyan.suspects")
 MAX_REMEMBERED = 1024
 """Number of harmful requests that are remembered, and of suspects that were not cleared. The oldest are forgotten."""
 REMEMBERED_S = 3600.0
+MAX_HARMFUL = 8
+"""Number of an owner's harmful requests that are remembered from which on all its requests are refused."""
 MAX_LEFT = 256
 """Number of requests without a reply that may still become suspects."""
 
@@ -65,6 +68,7 @@ class Standing:
 class _Request:
     """A request under way."""
 
+    owner: str
     digest: Callable[[], bytes]
     """Returns the digest of what is asked."""
     known: bool = False
@@ -90,32 +94,41 @@ class Suspects:
         self._requests: dict[str, _Request] = {}
         self._other_ended = -math.inf
         """When a request last ended, monotonic seconds."""
-        self._harmful: TTLCache[bytes, bool] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
+        self._harmful: TTLCache[bytes, str] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
+        """Digests of harmful requests, with their owners."""
         self._suspected: TTLCache[bytes, bool] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
         self._left: deque[tuple[str, bytes]] = deque(maxlen=MAX_LEFT)
         """The last requests that did not end well, with their digests: perhaps an engine is about to die of one."""
 
-    def check(self, asked: Callable[[], bytes]) -> None:
+    def check(self, owner: str, asked: Callable[[], bytes]) -> None:
         """
         Args:
+            owner: the API key or address that asks.
             asked: returns the digest of what is asked; called only where any is remembered.
 
         Raises:
-            HarmfulRequest: a request that asked the same is harmful.
+            HarmfulRequest: a request that asked the same is harmful, or `MAX_HARMFUL` of the owner's were.
         """
-        if self._harmful and asked() in self._harmful:
+        if not self._harmful:
+            return
+        if asked() in self._harmful:
             raise HarmfulRequest("a request like this one ended an engine twice")
+        if (harmful := [*self._harmful.values()].count(owner)) >= MAX_HARMFUL:
+            raise HarmfulRequest(
+                f"{harmful} requests of this client ended an engine twice each; its requests are refused for an hour"
+            )
 
     @contextmanager
-    def request(self, search_id: str, asked: Callable[[], bytes]) -> Iterator[None]:
-        """Context of one request. ``asked``: see `check`.
+    def request(self, search_id: str, owner: str, asked: Callable[[], bytes]) -> Iterator[None]:
+        """Context of one request. ``owner``, ``asked``: see `check`.
 
         Raises:
             HarmfulRequest: see `check`.
         """
         digest = cache(asked)
-        self.check(digest)
-        request = self._requests[search_id] = _Request(digest, bool(self._suspected) and digest() in self._suspected)
+        self.check(owner, digest)
+        known = bool(self._suspected) and digest() in self._suspected
+        request = self._requests[search_id] = _Request(owner, digest, known)
         finished = False
         try:
             yield
@@ -138,7 +151,7 @@ class Suspects:
         request = self._requests.get(search_id)
         if request is None:
             return Standing()
-        self.check(request.digest)
+        self.check(request.owner, request.digest)
         standing = request.standings.get(pool)
         if standing is None:
             standing = request.standings[pool] = Standing(apart_for_good=request.known)
@@ -168,7 +181,7 @@ class Suspects:
         digest = b""
         if (request := self._requests.get(search_id)) is not None:
             digest = request.digest()
-            self._harmful[digest] = True
+            self._harmful[digest] = request.owner
             self._suspected.pop(digest, None)
         logger.error(
             "request %s ended an engine twice, the second time alone; for %g s requests that ask the same are refused "

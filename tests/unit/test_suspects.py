@@ -176,7 +176,7 @@ def asked(name: str) -> Any:
 async def scored(scorer: HandleScorer, suspects: Suspects, name: str, calls: int = 1) -> str:
     """How a request of some calls ends."""
     try:
-        with suspects.request(name, asked(name)):
+        with suspects.request(name, "owner", asked(name)):
             for _ in range(calls):
                 await scorer.score(scores(name))
     except (HarmfulRequest, ScorerError) as error:
@@ -275,28 +275,28 @@ async def test_a_suspect_is_cleared_by_its_call_and_goes_on_with_others() -> Non
 async def test_the_second_shared_death_keeps_a_request_apart() -> None:
     """Perhaps it ends engines only in company, where it would end one after the other."""
     suspects = Suspects()
-    with suspects.request("s", asked("s")):
+    with suspects.request("s", "owner", asked("s")):
         standing = suspects.standing("s", "pool")
         for _ in range(2):
             suspects.blame("s", standing)
             assert standing.apart
             standing.clear()
         assert standing.apart
-    with suspects.request("again", asked("s")):
+    with suspects.request("again", "owner", asked("s")):
         assert suspects.standing("again", "pool").apart, "also when it is sent again"
-    with suspects.request("once more", asked("s")):
+    with suspects.request("once more", "owner", asked("s")):
         assert not suspects.standing("once more", "pool").apart, "until it has ended well apart"
 
 
 async def test_a_suspect_whose_client_leaves_begins_apart_the_next_time() -> None:
     suspects = Suspects()
-    gone = suspects.request("s", asked("s"))
+    gone = suspects.request("s", "owner", asked("s"))
     gone.__enter__()
     suspects.blame("s", suspects.standing("s", "pool"))
     assert not gone.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
     cluster = Cluster(2, ["again"])
     scorer = HandleScorer(cluster, RETRIES, 15.0, of(cluster, suspects))
-    with pytest.raises(HarmfulRequest), suspects.request("again", asked("s")):
+    with pytest.raises(HarmfulRequest), suspects.request("again", "owner", asked("s")):
         await scorer.score(scores("again"))
     assert cluster.killed_by.total() == 1
 
@@ -306,14 +306,14 @@ async def test_a_request_whose_client_left_before_the_engine_died_begins_apart_t
     cluster = Cluster(1)
     scorer = HandleScorer(cluster, RETRIES, 15.0, of(cluster, suspects))
     for name in ("left", "left too"):
-        gone = suspects.request(name, asked(name))
+        gone = suspects.request(name, "owner", asked(name))
         gone.__enter__()
         gone.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
     cluster.engines[0].words = frozenset({"left"})  # type: ignore[attr-defined]
     cluster.engines[0].dead.set()
     assert await scored(scorer, suspects, "another") == "answered", "its call finds the engine dead"
     for name, apart in (("left", True), ("left too", False)):
-        with suspects.request("again", asked(name)):
+        with suspects.request("again", "owner", asked(name)):
             assert suspects.standing("again", "pool").apart == apart
 
 
@@ -327,7 +327,7 @@ async def test_what_a_harmful_request_asked_is_refused_for_everybody_who_asks_it
     with caplog.at_level(logging.WARNING, "banyan.suspects"):
         assert await scored(scorer, suspects, "bad") == "HarmfulRequest"
     sent = len(cluster.requests)
-    with pytest.raises(HarmfulRequest), suspects.request("another seed", asked("bad")):
+    with pytest.raises(HarmfulRequest), suspects.request("another seed", "owner", asked("bad")):
         raise AssertionError("it began")
     assert len(cluster.requests) == sent
     assert found == [1]
@@ -343,7 +343,7 @@ async def test_copies_of_a_harmful_request_that_wait_for_their_turn_are_not_trie
     scorer = HandleScorer(cluster, RETRIES, 15.0, of(cluster, suspects))
 
     async def copy(name: str) -> None:
-        with suspects.request(name, asked("the same")):
+        with suspects.request(name, "owner", asked("the same")):
             await scorer.score(scores(name))
 
     ends = await asyncio.gather(*map(copy, names), return_exceptions=True)
@@ -358,7 +358,7 @@ async def test_the_last_replica_of_several_is_spared_while_it_serves_others() ->
     scorer = HandleScorer(cluster, RETRIES, 15.0, pool)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pools, "LOOK_EVERY_S", 0.001)
-        with suspects.request("another", asked("another")):
+        with suspects.request("another", "owner", asked("another")):
             trying = asyncio.create_task(scored(scorer, suspects, "bad"))
             while not cluster.killed_by.total():
                 await asyncio.sleep(0.001)
@@ -381,8 +381,8 @@ async def test_a_suspect_waits_for_a_replica_to_spare_until_its_deadline_only() 
     cluster = Cluster(2, ["bad"], replaces=False)
     suspects = Suspects()
     pool = of(cluster, suspects)
-    another = suspects.request("another", asked("another"))
-    with another, suspects.request("bad", asked("bad")), pytest.raises(ScorerError):
+    another = suspects.request("another", "owner", asked("another"))
+    with another, suspects.request("bad", "owner", asked("bad")), pytest.raises(ScorerError):
         await HandleScorer(cluster, RETRIES, 15.0, pool).score(scores("bad", deadline_s=0.1))
     assert not pool._turn.locked()
 
@@ -392,7 +392,7 @@ async def test_a_silent_replica_makes_suspects_and_a_second_silence_alone_is_pro
     cluster.silent = True
     suspects = Suspects()
     generator = HandleGenerator(cluster, RETRIES._replace(silence_s=0.02), of(cluster, suspects))
-    with suspects.request("s", asked("s")), pytest.raises(HarmfulRequest):
+    with suspects.request("s", "owner", asked("s")), pytest.raises(HarmfulRequest):
         await written(generator, expands("s"))
     assert [each.alone for each in cluster.requests] == [False, True]
 
@@ -406,7 +406,7 @@ async def test_a_death_while_only_what_was_written_ahead_ran_makes_its_search_a_
     cluster = Cluster(2)
     suspects = Suspects()
     generator = HandleGenerator(cluster, RETRIES, of(cluster, suspects))
-    with suspects.request("s", asked("s")), suspects.request("other", asked("other")):
+    with suspects.request("s", "owner", asked("s")), suspects.request("other", "owner", asked("other")):
         for name in ("s", "other"):
             await written(generator, expands(name, AHEAD))
         for engine in [*cluster.engines]:
@@ -432,7 +432,7 @@ async def test_the_same_branches_are_written_apart() -> None:
 
     async def one(name: str) -> str:
         try:
-            with suspects.request(name, asked(name)):
+            with suspects.request(name, "owner", asked(name)):
                 await written(generator, expands(name))
         except (HarmfulRequest, GeneratorError) as error:
             return type(error).__name__
@@ -456,13 +456,23 @@ def test_the_digest_is_of_the_owner_the_prompt_and_what_the_engine_does_with_it(
     assert len({digest("schema"), *others}) == 5
 
 
+def test_an_owner_with_many_harmful_requests_is_refused_and_nobody_else() -> None:
+    suspects = Suspects()
+    for number in range(remembered.MAX_HARMFUL):
+        with suspects.request(f"search {number}", "harmful", asked(f"with a number: {number}")):
+            suspects.found_harmful(f"search {number}")
+    with pytest.raises(HarmfulRequest, match="8 requests of this client ended an engine twice each"):
+        suspects.check("harmful", asked("something else"))
+    suspects.check("another", asked("something else"))
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MAX_REMEMBERED", 3)
     suspects = Suspects()
     for number in range(10):
-        with suspects.request(str(number), asked(str(number))):
+        with suspects.request(str(number), "owner", asked(str(number))):
             suspects.found_harmful(str(number))
     assert len(suspects._harmful) == 3
     with pytest.raises(HarmfulRequest):
-        suspects.check(asked("9"))
-    suspects.check(asked("0"))
+        suspects.check("", asked("9"))
+    suspects.check("", asked("0"))
