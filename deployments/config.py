@@ -38,13 +38,13 @@ from search.tools.import_path import imported_async_function, imported_function
 class LimitSettings(Settings):
     """Caps no request may pass."""
 
-    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 24)
-    n: int = Field(256, ge=1, le=256)
-    depth: int = Field(100, ge=1, le=100)
-    step_tokens: int = Field(2048, ge=1)
+    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 24, description="Size of a request body, bytes.")
+    n: int = Field(256, ge=1, le=256, description="Width of a search.")
+    depth: int = Field(100, ge=1, le=100, description="Steps on a path.")
+    step_tokens: int = Field(2048, ge=1, description="Tokens of one step.")
     tokens: int = Field(1_000_000, ge=1, description="Generated tokens of one request.")
-    nodes: int = Field(100_000, ge=1)
-    seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall clock of one request.")
+    nodes: int = Field(100_000, ge=1, description="Nodes of a search tree.")
+    seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall-clock time of one request, seconds.")
 
 
 class QueueSettings(Settings):
@@ -54,8 +54,10 @@ class QueueSettings(Settings):
     again by themselves; what waits here adds to the latency of those that are let in.
     """
 
-    places: int = Field(0, ge=0, le=4096, description="Requests that wait, per replica.")
-    seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
+    places: int = Field(0, ge=0, le=4096, description="Maximum queue length, requests per replica.")
+    seconds: float = Field(
+        5.0, gt=0, le=600, description="Queue timeout, seconds; then the request is refused with 429."
+    )
 
 
 LiveName = Literal[
@@ -103,14 +105,17 @@ class Example(Settings):
 class PromptSettings(Settings):
     """What the generator reads before the client's messages."""
 
-    system: str | None = Field(None, min_length=1, description="System turn of every prompt.")
+    system: str | None = Field(None, min_length=1, description="System message of every prompt.")
     client_system: Literal["append", "replace", "refuse"] = Field(
         "append",
-        description="What becomes of a client's own system messages at the beginning: they follow ours in one turn, "
-        "take its place, or are refused. Without one of ours they are taken as they are.",
+        description="What happens to system messages at the start of a client's conversation when `system` is set: "
+        "`append` them to it in one message, `replace` it by them, or `refuse` the request.",
     )
     examples: tuple[Example, ...] = Field(
-        (), max_length=64, description="Turns of user and assistant between the system turn and the client's."
+        (),
+        max_length=64,
+        description="Few-shot examples, as pairs of user and assistant messages between the system message and the "
+        "client's messages.",
     )
 
     @property
@@ -137,12 +142,14 @@ class SideCallSettings(Settings):
     default_search; a request with a search field, an alias or n above 1 is none."""
 
     clients: tuple[ChatWindow, ...] = Field(
-        ("open-webui", "librechat", "lobe-chat"), description="Chat windows whose own prompts are side calls."
+        ("open-webui", "librechat", "lobe-chat"),
+        description="Chat front ends whose built-in prompts for titles, tags and follow-up questions are side calls.",
     )
     prefixes: tuple[Annotated[str, AfterValidator(_one_line), Field(min_length=8, max_length=512)], ...] = Field(
         (),
         max_length=64,
-        description="How further ones begin, such as a title prompt that was rewritten; any whitespace is one space.",
+        description="Beginnings of further prompts that are side calls, for example of a title prompt that you "
+        "rewrote. Runs of whitespace count as one space.",
     )
 
 
@@ -150,24 +157,31 @@ class AnswerCacheSettings(Settings):
     """Answers that a controller keeps in memory and gives again ([answer_cache.md](answer_cache.md)). Off unless set;
     ``{}`` turns it on."""
 
-    seconds: float = Field(3600.0, gt=0, le=30 * 86_400, description="Age at which an answer is forgotten.")
+    seconds: float = Field(3600.0, gt=0, le=30 * 86_400, description="Time to live of a cached answer, seconds.")
     memory_bytes: int = Field(
-        1 << 26, ge=1 << 20, le=1 << 34, description="Memory of all answers, about; the least recently used leave."
+        1 << 26,
+        ge=1 << 20,
+        le=1 << 34,
+        description="Approximate memory limit of the cache, bytes; the least recently used answers are evicted.",
     )
     embedding: str | None = Field(
         None,
-        description="package.module:function, plain or async, that takes a list of texts and returns a vector for "
-        "each: questions that mean the same are answered too. Unset: only the same question.",
+        description="package.module:function, plain or async, that returns an embedding vector for each of a list "
+        "of texts. With it, questions of the same meaning share an answer; unset, only identical "
+        "questions do.",
     )
     threshold: float | None = Field(
         None,
         gt=0,
         le=1,
         validate_default=True,
-        description="Least cosine of two questions that mean the same; needed with embedding.",
+        description="Minimum cosine similarity of two questions of the same meaning. Required with `embedding`.",
     )
     embedding_timeout_s: float = Field(
-        0.5, gt=0, le=30, description="A question whose vector takes longer is searched for, as without embedding."
+        0.5,
+        gt=0,
+        le=30,
+        description="Timeout of an embedding call, seconds; after it the question is searched for as if it were new.",
     )
 
     @field_validator("embedding")
@@ -189,14 +203,17 @@ class StepHookSettings(Settings):
     """A function that sees every new step before it is scored ([step-hooks.md](step-hooks.md)). Off unless set."""
 
     function: str = Field(
-        description="package.module:function, async, told question, steps so far and the new step. It returns None, a "
-        "text to add after the step, or END_PATH."
+        description="package.module:async_function, called with the question, the steps so far and the new step. It "
+        "returns None, a text to append to the step, or END_PATH."
     )
-    timeout_s: float = Field(5.0, gt=0, le=600, description="A call that takes longer has failed.")
-    max_calls: int = Field(64, ge=1, le=4096, description="Most calls at once, per replica; others wait.")
+    timeout_s: float = Field(
+        5.0, gt=0, le=600, description="Timeout of one call, seconds; a call that exceeds it has failed."
+    )
+    max_calls: int = Field(64, ge=1, le=4096, description="Maximum concurrent calls per replica; further calls wait.")
     fallback: HookFallback = Field(
         HookFallback.LEAVE,
-        description="When a call fails: leave the step as it is and say degraded, or fail the request.",
+        description="When a call fails: `leave` the step as it is and mark the reply as degraded, or `fail` the "
+        "request.",
     )
 
     @field_validator("function")
@@ -222,62 +239,78 @@ class StepHookSettings(Settings):
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
-    searches: int = Field(64, ge=1, description="Searches at once per replica; past it 429 with Retry-After.")
+    searches: int = Field(
+        64,
+        ge=1,
+        description="Slots: concurrent searches per replica. Requests beyond them are queued (`queue`) or refused "
+        "with 429 and Retry-After.",
+    )
     flex_places: float = Field(
         0.75,
         gt=0,
         le=1,
-        description="Requests of service_tier flex are let in while less than this share of the places is taken, but "
-        "one at least, and wait in as much of the queue.",
+        description="Flex requests may use at most this share of slots (minimum one) and of the queue.",
     )
     queue: QueueSettings = QueueSettings()
     max_loop_delay_s: float = Field(
-        1.0, gt=0, description="No request is let in while the event loop is later than this: 429 with Retry-After."
+        1.0,
+        gt=0,
+        description="Refuse new requests with 429 and Retry-After while the controller's event loop is delayed by "
+        "more than this many seconds.",
     )
     fallback: Fallback = Field(
         Fallback.NEUTRAL,
-        description="When the PRM gives no rewards: go on with 0.5 and say degraded, or fail the request.",
+        description="When the PRM returns no rewards: `neutral` continues with rewards of 0.5 and marks the reply "
+        "as degraded, `fail` fails the request.",
     )
-    attempts: int = Field(3, ge=1, le=10, description="Tries of a call that failed for reasons of the replica.")
-    backoff_s: float = Field(0.05, gt=0, le=60, description="First wait between two tries; random, doubling.")
-    backoff_max_s: float = Field(2.0, gt=0, le=60, description="Longest wait between two tries.")
+    attempts: int = Field(3, ge=1, le=10, description="Maximum attempts of a call that fails because of its replica.")
+    backoff_s: float = Field(
+        0.05, gt=0, le=60, description="Initial backoff between attempts, seconds; it doubles each time, with jitter."
+    )
+    backoff_max_s: float = Field(2.0, gt=0, le=60, description="Maximum backoff between attempts, seconds.")
     silence_s: float = Field(
         20.0,
         gt=5,
-        description="A generator's replica that is silent for so long is given up; at work it never is for over 5.",
+        description="Abandon a call to a generator after this many seconds without a message. Heartbeats come every "
+        "5 s.",
     )
     prm_patience_s: float = Field(
         10.0,
         gt=0,
-        description="A PRM that gives no sign of life for so long counts as gone (see fallback) until it is back.",
+        description="After this many seconds without a heartbeat the PRM counts as unavailable (see `fallback`) "
+        "until it answers again.",
     )
     strategies: tuple[str, ...] = Field(
-        (), description="Strategies of one's own beside the built-in ones, each as package.module:Class."
+        (), description="Custom strategies to add to the built-in ones, each as package.module:Class."
     )
     answer_extractor: str | None = Field(
-        None, description="package.module:function that finds the answer in a path's text, in place of the built-in."
+        None,
+        description="package.module:function that extracts the answer from a path's text, instead of the built-in one.",
     )
     step_clusters: str | None = Field(
         None,
-        description="package.module:function that takes the texts of a level's steps and returns a cluster number for "
-        "each; steps of one cluster say the same to ETS. By their formulas and words where unset.",
+        description="package.module:function that maps the texts of a level's steps to cluster numbers; ETS treats "
+        "steps of one cluster as saying the same. Unset: clusters by formulas and words.",
     )
     step_hook: StepHookSettings | None = None
     default_search: Search = Field(
-        default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
+        default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4},
+        description="The search of requests that name none.",
     )
     efforts: dict[Effort, Search] = Field(
         default_factory=dict,
         validate_default=True,
-        description="What a request's reasoning_effort stands for, in place of default_search. Where they are not "
-        "named here, low, medium and high are beam searches of 4, 16 and 64.",
+        description="Searches by a request's `reasoning_effort`. Unless named here, low, medium and high are beam "
+        "searches of width 4, 16 and 64; without an effort `default_search` applies.",
     )
     side_calls: SideCallSettings | None = Field(
-        None, description="Which requests get greedy in place of default_search; off where unset."
+        None, description="Which requests get a greedy answer instead of default_search. Unset: none."
     )
     prompt: PromptSettings = PromptSettings()
     prm_reads: Literal["last_turn", "conversation"] = Field(
-        "last_turn", description="What the reward model is told as the question."
+        "last_turn",
+        description="What the reward model reads as the question: the client's last message, or the whole "
+        "conversation.",
     )
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
@@ -364,51 +397,57 @@ class HttpSettings(Settings):
 
     api_keys_file: Path | None = Field(
         None,
-        description="One key a line; BANYAN_API_KEYS (comma-separated) adds more. Read when the application is built.",
+        description="File with one API key per line, read when the application is built. The variable "
+        "BANYAN_API_KEYS (comma-separated) adds more.",
     )
-    allow_anonymous: bool = Field(False, description="Serve other machines although there are no API keys.")
+    allow_anonymous: bool = Field(False, description="Serve other machines without API keys.")
     allow_unauthenticated_cluster: bool = Field(
-        False, description="Serve on a Ray cluster without token authentication: something else guards its ports."
+        False,
+        description="Serve on a Ray cluster without token authentication, because something else protects its ports.",
     )
     allowed_origins: tuple[Origin, ...] = Field(
         (),
         max_length=64,
-        description="Origins whose web pages may use the endpoint (CORS), such as https://app.example:8443; * for all. "
-        "Without API keys other pages are refused, and so are names in Host that are of none of these origins.",
+        description="Origins of web pages that may use the endpoint (CORS), such as https://app.example:8443; `*` "
+        "allows all. Without API keys, pages of other origins are refused, and so are other host names "
+        "in the Host header.",
     )
     trusted_proxies: tuple[Network, ...] = Field(
         (),
         max_length=64,
-        description="Addresses or networks of the proxies in front whose X-Forwarded-For names a client's address. "
-        "That of all others is not read: without API keys, what comes through them counts as one client.",
+        description="Addresses or networks of reverse proxies whose X-Forwarded-For header is trusted. Requests "
+        "through any other proxy count as one client where there are no API keys.",
     )
     unknown_fields: UnknownFields = Field(
-        "ignore", description="Whether unknown fields of a request are ignored, with a note in the reply, or refused."
+        "ignore", description="`ignore` unknown request fields and note them in the reply, or `refuse` the request."
     )
     isolate_keys: bool = Field(
-        True, description="What one API key leaves in caches is of no use to another, which so cannot time it."
+        True,
+        description="Isolate the caches of API keys from each other, so that no key can time another key's prompts.",
     )
-    canary_timeout_s: float = Field(20.0, gt=0, description="/health waits this long for its canary generation.")
-    canary_every_s: float = Field(5.0, ge=0, description="/health answers from the last canary within this time.")
+    canary_timeout_s: float = Field(20.0, gt=0, description="Timeout of the canary generation behind /health, seconds.")
+    canary_every_s: float = Field(5.0, ge=0, description="/health reuses a canary result for this many seconds.")
 
 
 class TracingSettings(Settings):
     """Where spans go, by OTLP over HTTP. What is not said here is asked of the ``OTEL_*`` variables."""
 
     endpoint: str | None = Field(
-        None, min_length=1, description="http://host:4318/v1/traces; OTEL_EXPORTER_OTLP_ENDPOINT where unset."
+        None,
+        min_length=1,
+        description="OTLP endpoint, such as http://host:4318/v1/traces. Unset: OTEL_EXPORTER_OTLP_ENDPOINT.",
     )
-    ratio: float = Field(1.0, ge=0, le=1, description="Share of the searches that are traced.")
+    ratio: float = Field(1.0, ge=0, le=1, description="Fraction of searches that are traced.")
 
 
 class TelemetrySettings(Settings):
     """Metrics, traces, logs."""
 
-    metrics: bool = Field(True, description="Publish the metrics of docs/operating.md through Ray.")
-    engine_metrics: bool = Field(False, description="Publish vLLM's own metrics too; costs throughput.")
-    tracing: TracingSettings | None = Field(None, description="Spans for searches, rounds and calls; off where unset.")
-    search_log: bool = Field(True, description="A line of JSON for every search; whatever log_level says.")
-    log_texts: bool = Field(False, description="Questions, answers and the words of unexpected errors in the logs.")
+    metrics: bool = Field(True, description="Export Banyan's metrics (docs/operating.md) through Ray.")
+    engine_metrics: bool = Field(False, description="Export vLLM's own metrics too, at some cost in throughput.")
+    tracing: TracingSettings | None = Field(None, description="Trace searches, rounds and calls. Unset: no tracing.")
+    search_log: bool = Field(True, description="Log one line of JSON per search, at any log_level.")
+    log_texts: bool = Field(False, description="Include questions, answers and the text of unexpected errors in logs.")
 
 
 UNSEEN = TelemetrySettings(metrics=False, search_log=False)
@@ -458,27 +497,31 @@ class AppConfig(Settings):
 class KeyLimits(Settings):
     """What one key may use, at each controller replica. Not given: what the controller's own limits leave."""
 
-    places: int | None = Field(None, ge=1, description="Requests at work at once.")
-    tokens_per_minute: int | None = Field(None, ge=1, description="Prompts and all that is generated for them.")
+    places: int | None = Field(None, ge=1, description="Slots: concurrent requests of the key.")
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="Tokens per minute, of prompts and of everything generated for them."
+    )
     tokens: int | None = Field(None, ge=1, description="Generated tokens of one request.")
 
 
 class KeyRecord(Settings):
     """One API key, as controllers know it. Made by `deployments.admission.keys.key_record`, or by `banyan keys`."""
 
-    digest: str = Field(pattern="^[0-9a-f]{64}$", description="The key's SHA-256.")
-    cache_salt: str = Field(pattern="^[0-9a-f]{32}$", description="Keeps this key's cached prefixes from other keys'.")
+    digest: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 digest of the key.")
+    cache_salt: str = Field(
+        pattern="^[0-9a-f]{32}$", description="Salt that isolates the key's cached prefixes from those of other keys."
+    )
     limits: KeyLimits = KeyLimits()
-    operator: bool = Field(False, description="Whether this key may read /v1/status.")
+    operator: bool = Field(False, description="Whether the key may read /v1/status.")
 
 
 class ControllerUserConfig(Settings):
     """What ``user_config`` of SearchController may say: it changes while the application serves."""
 
-    keys: tuple[KeyRecord, ...] = Field((), description="All keys that are accepted; empty: none is wanted.")
+    keys: tuple[KeyRecord, ...] = Field((), description="All accepted API keys; empty: requests need none.")
     controller: dict[LiveName, Any] = Field(
         default_factory=dict,
-        description="In place of what args.controller says; what is not named stays as it is there.",
+        description="Settings that override args.controller, by name.",
     )
 
 

@@ -31,59 +31,81 @@ class CacheSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    enabled: bool = Field(True, description="Without it every replica keeps only its own prefix cache.")
-    required: bool = Field(
-        False, description="A generator whose node can have no server does not start; else it warns and shares nothing."
+    enabled: bool = Field(
+        True,
+        description="Whether nodes run an LMCache server. Without one, each replica has only its own prefix cache.",
     )
-    l1_size_gb: float = Field(0.5, ge=0.0625, le=8192, description="Host memory for KV, GiB. The process adds 0.5 GiB.")
+    required: bool = Field(
+        False,
+        description="Fail a generator's start if its node has no LMCache server; otherwise it logs a warning and "
+        "shares nothing.",
+    )
+    l1_size_gb: float = Field(
+        0.5, ge=0.0625, le=8192, description="Host memory for KV, GiB. The server process needs 0.5 GiB more."
+    )
     chunk_size: int = Field(
-        32, ge=16, le=4096, multiple_of=16, description="Tokens kept together; a multiple of the engines' block size."
+        32,
+        ge=16,
+        le=4096,
+        multiple_of=16,
+        description="Tokens per chunk, the unit of storage and transfer; a multiple of the engines' block size.",
     )
     store: Literal["auto", "prefilled", "evicted"] = Field(
         "auto",
-        description="What engines keep there: evicted, what an engine is about to lose; prefilled, that and prompts of "
-        "which it had to compute least_tokens; auto, prefilled where others may make use of it (several generators, a "
-        "second tier, users of the host), else evicted.",
+        description="What engines store: `evicted` stores KV that an engine is about to evict; `prefilled` also "
+        "stores prompts of which at least least_tokens were computed; `auto` is `prefilled` where other "
+        "engines can read it (several generators, a second tier, an external server), else `evicted`.",
     )
     least_tokens: int = Field(
         128,
         ge=16,
         le=1_048_576,
-        description="The least number of tokens that an engine asks the server for or stores there: it computes fewer "
-        "again sooner.",
+        description="Minimum number of tokens to look up or store: computing fewer is faster than fetching them.",
     )
     l2_adapters: tuple[dict[str, Any], ...] = Field(
-        (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."
+        (),
+        description="Second storage tiers, in the form of `lmcache server --l2-adapter`; nodes share KV through "
+        "them without a GPU.",
     )
     lmcache_args: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further arguments of `lmcache server`, by their names there with underscores: true and false as "
-        "--name and --no-name, an object as JSON, a list as several values, one of objects as the argument repeated.",
+        description="Further arguments of `lmcache server`, with underscores in their names. true and false become "
+        "--name and --no-name, an object becomes JSON, a list several values, and a list of objects a "
+        "repeated argument.",
     )
 
     host: str = Field(
         "",
         pattern=r"^[A-Za-z0-9._-]*$",
         max_length=253,
-        description="An LMCache server that is there on each node, by the name or address that it has there; "
-        "with port and http_port. Banyan then neither starts nor watches one.",
+        description="Host name or address of an existing LMCache server on each node, together with `port` and "
+        "`http_port`. Banyan then neither starts nor monitors one.",
     )
     port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="Engines connect here, on loopback or at the host; 0 chooses a free one, "
-        "without which an update cannot start its server beside the old one.",
+        description="Port to which engines connect, on loopback or at `host`. 0 chooses a free one; with a fixed "
+        "port, an update cannot start its server beside the old one.",
     )
-    http_port: int = Field(0, ge=0, le=65535, description="Health, status and metrics; 0 chooses.")
+    http_port: int = Field(0, ge=0, le=65535, description="Port for health, status and metrics; 0 chooses a free one.")
     heartbeat_interval_s: float = Field(
-        2.0, ge=0.2, le=40, description="An engine notices the server's loss and its return within about two of these."
+        2.0,
+        ge=0.2,
+        le=40,
+        description="Heartbeat interval, seconds. An engine notices the loss or return of its server within about "
+        "two intervals.",
     )
-    start_timeout_s: float = Field(90.0, ge=5, le=600, description="The server must answer within this time.")
+    start_timeout_s: float = Field(90.0, ge=5, le=600, description="Startup timeout of the server, seconds.")
     idle_s: float = Field(
-        300.0, ge=0, le=86_400, description="A server ends when no generator of its node has used it for so long."
+        300.0,
+        ge=0,
+        le=86_400,
+        description="Stop a server that no generator of its node has used for this many seconds.",
     )
-    stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
+    stop_timeout_s: float = Field(
+        5.0, ge=0, le=60, description="Seconds between SIGTERM and SIGKILL when the server is stopped."
+    )
 
     @field_validator("lmcache_args")
     @classmethod

@@ -26,13 +26,13 @@ class Budget(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap("tokens")] | None = Field(
-        default=None, description="Most tokens generated."
+        default=None, description="Maximum number of generated tokens."
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES), Cap("nodes")] | None = Field(
-        default=None, description="Most nodes in the tree."
+        default=None, description="Maximum number of nodes in the tree."
     )
     seconds: Annotated[float, Field(gt=0.0, le=MAX_SECONDS), Cap("seconds")] | None = Field(
-        default=None, description="Wall clock."
+        default=None, description="Wall-clock limit, seconds."
     )
 
 

@@ -75,27 +75,27 @@ class SearchSettings(BaseModel):
     strategy: Annotated[SerializeAsAny[Strategy], PlainValidator(_chosen)] = Field(
         description="The strategy and its own settings."
     )
-    budget: Budget = Field(Budget(), description="What the search may spend.")
+    budget: Budget = Field(Budget(), description="Limits of the whole search.")
     seed: Annotated[int, Cap(None)] | None = Field(
-        None, strict=True, ge=0, lt=1 << 63, description="One seed, one tree; drawn at random if unset."
+        None, strict=True, ge=0, lt=1 << 63, description="The same seed grows the same tree. Unset: a random seed."
     )
     max_step_tokens: Annotated[int, Cap("step_tokens")] = Field(
-        256, strict=True, ge=1, le=MAX_STEP_TOKENS, description="Most tokens of a step."
+        256, strict=True, ge=1, le=MAX_STEP_TOKENS, description="Maximum tokens of a step."
     )
     max_path_tokens: Annotated[int, Cap("tokens")] = Field(
-        2048, strict=True, ge=1, le=MAX_PATH_TOKENS, description="Most tokens of a solution."
+        2048, strict=True, ge=1, le=MAX_PATH_TOKENS, description="Maximum tokens of a path."
     )
-    stop: StopTexts = Field((), description="A text or up to four: a solution's text ends before the first of them.")
+    stop: StopTexts = Field((), description="One to four stop strings: a solution's text ends before the first match.")
     logprobs: bool = Field(
-        False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
+        False, strict=True, description="Keep the log-probabilities of all steps in the tree, whatever the strategy."
     )
     score_prefill: bool = Field(
-        True, strict=True, description="Whether the rewards of a prefill's steps are part of every path's score."
+        True, strict=True, description="Whether rewards of the prefill's steps count in every path's score."
     )
     kv_usage: bool = Field(
         False,
         strict=True,
-        description="Report the KV that the branches of each round need: kv_tokens_peak and its like.",
+        description="Report the KV tokens that the branches of each round need (kv_tokens_peak and others).",
     )
 
     @model_validator(mode="wrap")

@@ -18,14 +18,18 @@ class TokenBeamSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    width: int = Field(ge=1, le=MAX_WIDTH, description="Beams, and sequences in the end.")
-    max_tokens: int = Field(ge=1, le=131_072, description="Longest continuation.")
-    length_penalty: float = Field(1.0, ge=-10.0, le=10.0, description="A score is log-probability / length ** this.")
-    ignore_eos: bool = Field(False, description="Go on after the end of the sequence.")
-    skip_reading_prefix_cache: bool | None = Field(
-        None, description="True never reads the engine's prefix cache, False does, unset leaves it to the engine."
+    width: int = Field(ge=1, le=MAX_WIDTH, description="Beam width, and number of sequences kept.")
+    max_tokens: int = Field(ge=1, le=131_072, description="Maximum tokens of a continuation.")
+    length_penalty: float = Field(
+        1.0, ge=-10.0, le=10.0, description="Exponent p in score = log-probability / length ** p."
     )
-    concurrency_limit: int | None = Field(None, description="Prompts in flight; between 1 and all of them.")
+    ignore_eos: bool = Field(False, description="Continue after the end-of-sequence token.")
+    skip_reading_prefix_cache: bool | None = Field(
+        None, description="true never reads the engine's prefix cache, false does; unset leaves it to the engine."
+    )
+    concurrency_limit: int | None = Field(
+        None, description="Prompts that are processed at a time; clamped to between 1 and their number."
+    )
 
 
 class BeamSequence(NamedTuple):

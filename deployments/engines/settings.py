@@ -139,32 +139,43 @@ class Settings(BaseModel):
 class ReplicaSettings(Settings):
     """How many replicas a deployment has and what each of them reserves."""
 
-    min_replicas: int = Field(1, ge=1, le=1024)
-    max_replicas: int = Field(1, ge=1, le=1024, description="More than min_replicas turns autoscaling on.")
-    upscale_delay_s: float = Field(10.0, ge=0, le=86_400, description="More are started when too few for so long.")
+    min_replicas: int = Field(
+        1, ge=1, le=1024, description="Lower bound of autoscaling, and the number of replicas at the start."
+    )
+    max_replicas: int = Field(
+        1, ge=1, le=1024, description="Upper bound of autoscaling; autoscaling is on where it exceeds min_replicas."
+    )
+    upscale_delay_s: float = Field(
+        10.0, ge=0, le=86_400, description="Scale up after this many seconds of too few replicas."
+    )
     downscale_delay_s: float = Field(
-        300.0, ge=0, le=86_400, description="Some are ended when too many for so long: all but the most needed in it."
+        300.0, ge=0, le=86_400, description="Scale down after this many seconds of surplus, to the window's peak."
     )
     drain_s: float | None = Field(
         None,
         gt=0,
         le=86_400,
-        description="How long one that is to end may finish what it has: 10 s for an engine, whose work others take "
-        "over, and controller.limits.seconds for a controller.",
+        description="Drain timeout of a stopping replica, seconds. Unset: 10 for an engine, whose calls other "
+        "replicas take over; controller.limits.seconds for a controller.",
     )
-    max_ongoing_requests: int = Field(512, ge=1, le=100_000, description="Calls a replica works on at once.")
+    max_ongoing_requests: int = Field(512, ge=1, le=100_000, description="Maximum concurrent calls of a replica.")
     router: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="module:class of a request router of Ray Serve's kind. Without one engines have "
-        "deployments.scaling.router:HomeRouter, which keeps a search on one replica, and controllers the less busy of "
-        "two.",
+        description="module:class of a Ray Serve request router. Unset: deployments.scaling.router:HomeRouter for "
+        "engines, which keeps a search on one replica; for controllers Serve's choice of the less busy "
+        "of two.",
     )
-    num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
+    num_cpus: float = Field(
+        0.2,
+        ge=0,
+        description="CPU cores that Ray reserves for a replica. Placement only: Ray does not limit what it uses.",
+    )
     num_gpus: float = Field(0.0, ge=0)
     resources: dict[str, float] = Field(
         default_factory=dict,
-        description="Reserved as well: names of one's own that nodes were started with (`ray start --resources`).",
+        description="Custom Ray resources that a replica reserves, by name; nodes offer them with `ray start "
+        "--resources`.",
     )
 
     @model_validator(mode="after")
@@ -180,36 +191,42 @@ class EngineSettings(Settings):
     model: str
     """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context, tokens.")
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one engine step.")
-    block_size: int | None = Field(None, ge=16, description="Tokens per KV block; 32 on a CPU, vLLM's own on a GPU.")
+    max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context length, tokens.")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Maximum batch size: sequences in one engine step.")
+    block_size: int | None = Field(
+        None, ge=16, description="Tokens per KV block. Unset: 32 on a CPU, vLLM's default on a GPU."
+    )
     kv_cache_memory_bytes: int | None = Field(
-        None, ge=1 << 20, description="KV memory. Required on a CPU, where vLLM would take all; 256 MiB if unset."
+        None,
+        ge=1 << 20,
+        description="Memory for KV blocks, bytes. Unset: 256 MiB on a CPU; on a GPU what vLLM finds free.",
     )
     cpu_threads: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="OpenMP threads of a CPU engine; unset: all cores, or one for a model too small to gain by more.",
+        description="OpenMP threads of a CPU engine. Unset: all cores, or one for a model too small to gain from more.",
     )
     stall_s: float = Field(
         10.0,
         ge=1,
         le=3600,
-        description="An engine that owes a reply and says and computes nothing for so long is killed.",
+        description="Kill an engine that has work but uses no CPU time and returns nothing for this many seconds.",
     )
     max_step_s: float = Field(
         120.0,
         ge=1,
         le=86_400,
-        description="So is one that makes no progress on its requests for so long, computing or not.",
+        description="Kill an engine without progress for this many seconds, even if it is busy.",
     )
     chat_template: str | None = Field(
         None,
         min_length=1,
-        description="File with a chat template (Jinja), on every node, in place of the model's own.",
+        description="File with a Jinja chat template to use instead of the model's own. Every node needs it.",
     )
-    engine_args: dict[str, Any] = Field(default_factory=dict, description="Further vLLM engine arguments.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further vLLM engine arguments, under vLLM's names."
+    )
     replicas: ReplicaSettings = ReplicaSettings()
 
     @property
@@ -295,15 +312,17 @@ class GeneratorSettings(EngineSettings):
     """The generator: a causal language model behind a chat template."""
 
     model: str = EMBEDDED_GENERATOR
-    served_name: str = Field("banyan-arithmetic", min_length=1, description="The model's name on the HTTP endpoint.")
-    step_delimiter: Delimiter = Field("\n\n", min_length=1, description="Ends a reasoning step; kept in its text.")
+    served_name: str = Field("banyan-arithmetic", min_length=1, description="Model name at the HTTP endpoint.")
+    step_delimiter: Delimiter = Field(
+        "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
+    )
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
-        description="What becomes of branches for which the replica has no KV blocks: they wait for it to have them, "
-        "are given back to their search, which goes on with fewer, or they go to the engine, which puts others back.",
+        description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search goes on "
+        "with fewer, `off` lets vLLM preempt.",
     )
     write_ahead: WriteAheadSetting = Field(
         "auto",
-        description="How many children a replica with nothing else to do begins before their search asks for them, as "
-        "a multiple of what a new step may expect; auto: by the device and the time that rewards take; off: none.",
+        description="How many children an idle replica generates before their search asks for them, as a multiple "
+        "of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none.",
     )

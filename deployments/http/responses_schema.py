@@ -62,7 +62,7 @@ class InputMessage(Body):
             Discriminator(_kind_of_content),
         ]
         | None
-    ) = Field(description="Null and []: an empty message.")
+    ) = Field(description="null and [] mean an empty message.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Unread = None
@@ -115,8 +115,10 @@ class Reasoning(Body):
     effort: Effort | None = None
     context: Unread = None
     mode: Literal["standard"] | None = None
-    summary: Summary | None = Field(None, description="The search told in short, as the reasoning item's summary.")
-    generate_summary: Summary | None = Field(None, description="The former name of summary.")
+    summary: Summary | None = Field(
+        None, description="Include a short account of the search as the summary of a reasoning item."
+    )
+    generate_summary: Summary | None = Field(None, description="Deprecated name of summary.")
 
     @property
     def wanted_summary(self) -> Summary | None:
@@ -158,24 +160,32 @@ class ResponsesRequest(Body):
         | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag(f"{TAG}items")],
         Discriminator(_kind_of_input),
     ]
-    instructions: str | None = Field(None, description="A system turn before the input.")
+    instructions: str | None = Field(None, description="System message before the input.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = Field(
-        None, description="Whether the response is kept, for GET /v1/responses/{id}. Unset: where there is a store."
+        None, description="Whether the response is stored for GET /v1/responses/{id}. Unset: if the server has a store."
     )
-    background: bool | None = Field(None, description="Reply at once; the search goes on without its client.")
-    previous_response_id: str | None = Field(None, description="The kept response whose conversation goes on.")
-    metadata: Metadata | None = Field(None, max_length=MAX_METADATA, description="Comes back with the response.")
-    include: list[Includable] | None = Field(None, description="Of all but the logprobs there is nothing to include.")
-    top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
+    background: bool | None = Field(None, description="Return at once and run the search without a connection.")
+    previous_response_id: str | None = Field(
+        None, description="Stored response whose conversation this request continues."
+    )
+    metadata: Metadata | None = Field(
+        None, max_length=MAX_METADATA, description="Up to 16 pairs of strings, returned with the response."
+    )
+    include: list[Includable] | None = Field(
+        None, description="Additional output; only message.output_text.logprobs has any."
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=1, description="Only 0: alternatives to the tokens are not reported."
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="Token budget of the whole search.")
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1: all tokens.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1 turn top-k sampling off.")
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     chat_template_kwargs: dict[str, Scalar] | None = Field(None, max_length=MAX_TEMPLATE_KWARGS)

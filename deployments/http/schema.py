@@ -105,7 +105,7 @@ class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
     role: Role
-    content: Content | None = Field(description="Null and []: an empty message.")
+    content: Content | None = Field(description="null and [] mean an empty message.")
     name: str | None = None
     reasoning: Unread = None
     reasoning_content: Unread = None
@@ -132,7 +132,7 @@ class AnswerSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: AnswerSchema | None = None
-    schema_: None = Field(None, alias="schema", description="Its place is in json_schema.")
+    schema_: None = Field(None, alias="schema", description="Not here: the schema belongs in json_schema.")
 
     @cached_property
     def checked_schema(self) -> CheckedSchema:
@@ -168,29 +168,40 @@ class ChatRequest(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     stop: Stop | None = Field(
-        None, strict=False, description="A text or up to four: the answering text ends before the first of them."
+        None, strict=False, description="One to four stop strings: the answer's text ends before the first match."
     )
-    max_tokens: int | None = Field(None, ge=1, description="Longest path that may answer, tokens.")
-    max_completion_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
+    max_tokens: int | None = Field(None, ge=1, description="Maximum tokens of a path.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="Token budget of the whole search.")
     n: int | None = Field(
-        None, ge=1, le=MAX_CHOICES, description="Choices: the best distinct answers; fewer where there are fewer."
+        None,
+        ge=1,
+        le=MAX_CHOICES,
+        description="Number of choices: the best distinct answers. Fewer are returned if the search found fewer.",
     )
-    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1: all tokens.")
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1 turn top-k sampling off.")
     min_p: float | None = Field(None, ge=0, le=1)
-    logprobs: bool | None = Field(None, description="Log-probabilities of the answering path's tokens.")
-    top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
-    reasoning_effort: Effort | None = Field(None, description="One of the operator's presets.")
+    logprobs: bool | None = Field(None, description="Return the log-probabilities of the answer's tokens.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=1, description="Only 0: alternatives to the tokens are not reported."
+    )
+    reasoning_effort: Effort | None = Field(
+        None, description="Name of one of the operator's searches (controller.efforts)."
+    )
     service_tier: ServiceTier | None = None
-    store: bool | None = Field(None, description="Whether events and reply are kept, for GET /v1/searches/{id}.")
+    store: bool | None = Field(None, description="Whether events and reply are stored for GET /v1/searches/{id}.")
     chat_template_kwargs: dict[str, Scalar] | None = Field(
-        None, max_length=MAX_TEMPLATE_KWARGS, description="Told to the model's chat template, which may not read them."
+        None,
+        max_length=MAX_TEMPLATE_KWARGS,
+        description="Arguments for the model's chat template, which may ignore them.",
     )
     continue_final_message: bool | None = Field(
-        None, description="The last message, the assistant's, is the beginning of every path."
+        None, description="Continue the last message, which is the assistant's: every path begins with it."
     )
-    add_generation_prompt: bool | None = Field(None, description="Not beside continue_final_message, which needs none.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Must not be true together with continue_final_message."
+    )
     response_format: ResponseFormat | None = Field(
-        None, description="What the answers of whole-solution strategies are held to."
+        None, description="Format of the answer, for strategies that write whole solutions."
     )
     search: dict[str, Any] | None = None
 
@@ -264,16 +275,21 @@ class CompletionBody(Body):
     """``POST /v1/completions``: token-level beam search, in the words of vLLM's users."""
 
     model: str
-    prompt: Any = Field(description="A text, token ids, or a list of either.")
-    use_beam_search: Literal[True] = Field(description="The only way here; searches are at /v1/chat/completions.")
-    n: int = Field(1, ge=1, le=MAX_WIDTH, description="Sequences returned for each prompt.")
-    best_of: int | None = Field(None, ge=1, le=MAX_WIDTH, description="Width, where it is more than n.")
+    prompt: Any = Field(description="A text, a list of token ids, or a list of either.")
+    use_beam_search: Literal[True] = Field(
+        description="Must be true: this route runs token-level beam search; searches over steps are at "
+        "/v1/chat/completions."
+    )
+    n: int = Field(1, ge=1, le=MAX_WIDTH, description="Sequences returned per prompt.")
+    best_of: int | None = Field(None, ge=1, le=MAX_WIDTH, description="Beam width, where it exceeds n.")
     max_tokens: int = Field(16, ge=1, le=131_072)
-    temperature: float | None = Field(None, ge=0, le=0, description="0: nothing is sampled.")
+    temperature: float | None = Field(None, ge=0, le=0, description="Only 0: nothing is sampled.")
     length_penalty: float = Field(1.0, ge=-10, le=10, strict=False)
     ignore_eos: bool = False
     skip_reading_prefix_cache: bool | None = None
-    concurrency_limit: int | None = Field(None, description="Prompts in flight; kept within 1 and their number.")
+    concurrency_limit: int | None = Field(
+        None, description="Prompts that are processed at a time; clamped to between 1 and their number."
+    )
     service_tier: ServiceTier | None = None
 
     @classmethod
@@ -316,7 +332,7 @@ class ScoreBody(Body):
     """``POST /v1/score``: one reasoning path."""
 
     model: str | None = Field(
-        None, description="The served model, whose steps they are; the reward model has no name of its own."
+        None, description="The served model, which wrote the steps. The reward model has no name of its own."
     )
     question: str = Field(min_length=1)
     steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)

@@ -22,26 +22,44 @@ class StoreSettings(BaseModel):
 
     path: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None,
-        description="A directory that every node sees, and on which flock works. Unset: nothing is kept, and the "
-        "routes say so.",
+        description="Directory that every node sees and on which flock works. Unset: nothing is stored, and the "
+        "routes that need it say so.",
     )
     keep_s: float = Field(
-        30 * DAY_S, ge=1, le=366 * DAY_S, description="From the upload of a file, and from the end of all others."
+        30 * DAY_S,
+        ge=1,
+        le=366 * DAY_S,
+        description="Retention, seconds: of files from their upload, of everything else from its end.",
     )
-    files_max: int = Field(1000, ge=1, le=100_000, description="Uploaded files.")
-    file_bytes_max: int = Field(200 << 20, ge=1, le=1 << 34, description="Of one upload.")
-    bytes_max: int = Field(10 << 30, ge=1, le=1 << 44, description="All files; with more, no upload and no new batch.")
-    batches_max: int = Field(100, ge=1, le=10_000, description="Batches; for one more the oldest that has ended goes.")
-    batch_lines_max: int = Field(50_000, ge=1, le=1_000_000, description="Requests of one batch.")
+    files_max: int = Field(1000, ge=1, le=100_000, description="Maximum number of uploaded files.")
+    file_bytes_max: int = Field(200 << 20, ge=1, le=1 << 34, description="Maximum size of one upload, bytes.")
+    bytes_max: int = Field(
+        10 << 30,
+        ge=1,
+        le=1 << 44,
+        description="Maximum size of all files, bytes; beyond it uploads and new batches are refused.",
+    )
+    batches_max: int = Field(
+        100, ge=1, le=10_000, description="Maximum number of batches; beyond it the oldest finished batch is removed."
+    )
+    batch_lines_max: int = Field(50_000, ge=1, le=1_000_000, description="Maximum number of requests in one batch.")
     batch_output_bytes_max: int = Field(
-        2 << 30, ge=1, le=1 << 40, description="Results of one batch; with more it has failed, and keeps those it has."
+        2 << 30,
+        ge=1,
+        le=1 << 40,
+        description="Maximum size of one batch's results, bytes; beyond it the batch fails and keeps the results it "
+        "has.",
     )
-    batch_requests: int = Field(
-        16, ge=1, le=4096, description="Requests of batches at work at once, of all keys together."
-    )
+    batch_requests: int = Field(16, ge=1, le=4096, description="Maximum concurrent requests of batches, over all keys.")
     searches_max: int = Field(
-        1000, ge=1, le=100_000, description="Searches and responses; for one more the oldest goes."
+        1000,
+        ge=1,
+        le=100_000,
+        description="Maximum number of stored searches and responses; beyond it the oldest is removed.",
     )
     search_bytes_max: int = Field(
-        8 << 20, ge=1, le=1 << 30, description="Events of one search; what follows is not kept."
+        8 << 20,
+        ge=1,
+        le=1 << 30,
+        description="Maximum size of one search's events, bytes; further events are not stored.",
     )

@@ -71,147 +71,152 @@ _C, _E, _G, _P = Owner.CONTROLLER, Owner.ENGINES, Owner.GENERATORS, Owner.PRM
 SEARCHES = _counter(
     _C,
     "searches_total",
-    "Searches that ended, by how: a stop reason, the class of an error, or cancelled; degraded: true or false",
+    "Finished searches, by ending (a stop reason, the class of an error, or cancelled) and by degraded (true or false)",
     "strategy",
     "ending",
     "degraded",
 )
-SEARCH_SECONDS = _histogram(_C, "search_seconds", "From the start of a search to its end, however it ends", "strategy")
-SEARCH_ROUNDS = _counter(_C, "search_rounds_total", "Decisions of a strategy that led to calls", "strategy")
-PLACES = _gauge(_C, "search_places", "Searches that may run at once")
-PLACES_TAKEN = _gauge(_C, "search_places_taken", "Places that are taken")
-QUEUE_WAITING = _gauge(_C, "search_queue_waiting_requests", "Requests that wait for a place")
+SEARCH_SECONDS = _histogram(_C, "search_seconds", "Duration of a search, whatever its ending", "strategy")
+SEARCH_ROUNDS = _counter(_C, "search_rounds_total", "Rounds: decisions of a strategy that led to calls", "strategy")
+PLACES = _gauge(_C, "search_places", "Slots for searches")
+PLACES_TAKEN = _gauge(_C, "search_places_taken", "Slots in use")
+QUEUE_WAITING = _gauge(_C, "search_queue_waiting_requests", "Requests that wait for a slot")
 REFUSED = _counter(
     _C,
     "refused_requests_total",
-    "Requests answered with a status of 400 or more, by status and code",
+    "Requests answered with a status of 400 or more, by status and error code",
     "status",
     "reason",
 )
-LOOP_DELAY = _gauge(
-    _C, "event_loop_delay_seconds", "Longest time by which the event loop was late since the last publishing"
-)
+LOOP_DELAY = _gauge(_C, "event_loop_delay_seconds", "Longest delay of the event loop since the last export")
 EXPAND_SECONDS = _histogram(
-    _C, "expand_seconds", "Calls to the generator, from the request to the last child, retries included", "lane"
+    _C, "expand_seconds", "Duration of generator calls, from the request to the last child, retries included", "lane"
 )
-SCORE_SECONDS = _histogram(_C, "score_seconds", "Calls to the process reward model, retries included")
-STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps that arrived from the generator")
-STEPS_REPEATED = _counter(_C, "steps_repeated_total", "Steps that said what a sibling says; counted as a search ends")
-STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps that got a reward from the process reward model")
+SCORE_SECONDS = _histogram(_C, "score_seconds", "Duration of calls to the process reward model, retries included")
+STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps received from the generator")
+STEPS_REPEATED = _counter(
+    _C, "steps_repeated_total", "Steps with the same text as a sibling, counted when their search ends"
+)
+STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps scored by the process reward model")
 HOOK_CALLS = _counter(
     _C,
     "step_hook_calls_total",
-    "Calls of controller.step_hook, by result: left, added or ended, raised, late or invalid; not told where there is "
-    "none",
+    "Calls of controller.step_hook, by result: left, added, ended, raised, late or invalid. Not exported without "
+    "a hook",
     "result",
 )
-HOOK_SECONDS = _histogram(_C, "step_hook_seconds", "Calls of controller.step_hook; likewise")
+HOOK_SECONDS = _histogram(
+    _C, "step_hook_seconds", "Duration of controller.step_hook calls. Not exported without a hook"
+)
 GENERATED_TOKENS = _counter(
     _C,
     "generated_tokens_total",
-    "Tokens that arrived from the generator, by the first digits of the key's digest",
+    "Generated tokens received by searches, by the first digits of the API key's digest",
     "key",
 )
-RETRIES = _counter(_C, "retries_total", "Calls made again because a replica failed", "call")
+RETRIES = _counter(_C, "retries_total", "Retries of calls whose replica failed", "call")
 HARMFUL = _counter(
-    _C, "harmful_requests_total", "Requests that ended an engine twice, the second time while it worked on nothing else"
+    _C,
+    "harmful_requests_total",
+    "Requests that crashed an engine twice, the second time while it worked on nothing else",
 )
 ANSWERS_LOOKED_UP = _counter(
     _C,
     "answer_cache_lookups_total",
-    "Questions looked up in the answer cache, by what was found: same, similar or miss; not told where it is off",
+    "Answer cache lookups, by result: same, similar or miss. Not exported when the answer cache is disabled",
     "found",
 )
 ANSWERS_EVICTED = _counter(
-    _C, "answer_cache_evictions_total", "Answers that left the answer cache for want of memory, or of age; likewise"
+    _C,
+    "answer_cache_evictions_total",
+    "Answers evicted from the answer cache, or expired. Not exported when it is disabled",
 )
-ANSWERS_KEPT = _gauge(_C, "answer_cache_entries", "Answers in the answer cache; likewise")
-ANSWERS_BYTES = _gauge(_C, "answer_cache_used_bytes", "Memory of the answer cache, about; likewise")
+ANSWERS_KEPT = _gauge(_C, "answer_cache_entries", "Answers in the answer cache. Not exported when it is disabled")
+ANSWERS_BYTES = _gauge(
+    _C, "answer_cache_used_bytes", "Approximate memory of the answer cache. Not exported when it is disabled"
+)
 EMBEDDINGS_FAILED = _counter(
     _C,
     "answer_cache_embedding_failures_total",
-    "Questions that got no vector from controller.answer_cache.embedding, and were searched for; likewise",
+    "Questions without an embedding because controller.answer_cache.embedding failed. Not exported when the answer "
+    "cache is disabled",
 )
 
 BATCH_FILL = _gauge(
-    _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"
+    _E, "engine_batch_fill_ratio", "Requests per engine step as a fraction of max_num_seqs, mean since the last export"
 )
 STEP_TOKENS = _histogram(
     _E,
     "engine_step_tokens",
-    "Tokens that an engine step computed: uncached ones of prompts, and one for each request that goes on",
+    "Tokens computed per engine step: uncached prompt tokens, and one for each decoding request",
     boundaries=TOKENS,
 )
-STEP_REQUESTS = _histogram(_E, "engine_step_requests", "Requests in an engine step", boundaries=REQUESTS)
+STEP_REQUESTS = _histogram(_E, "engine_step_requests", "Requests per engine step", boundaries=REQUESTS)
 STEP_KV_USE = _histogram(
     _E,
     "engine_step_kv_use_ratio",
-    "Share of the KV blocks that requests held in an engine step",
+    "Fraction of KV blocks held by requests, per engine step",
     boundaries=SHARES,
 )
-RUNNING = _gauge(_E, "engine_running_requests", "Requests that the engine works on")
+RUNNING = _gauge(_E, "engine_running_requests", "Requests that the engine is running")
 WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait for a slot in the batch or for KV blocks")
-KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
-KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
-KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
-KV_RESERVED = _gauge(_E, "kv_reserved_blocks", "KV blocks that requests were promised, of those there are")
+KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks in total")
+KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks held by running requests")
+KV_FREE = _gauge(_E, "kv_free_blocks", "KV blocks that no running request holds; cached but unused blocks are free")
+KV_RESERVED = _gauge(_E, "kv_reserved_blocks", "KV blocks reserved for requests")
 KV_LIFETIME = _histogram(
     _E,
     "kv_block_lifetime_seconds",
-    "From the allocation of a KV block to its next one, of one in twenty blocks",
+    "Time from the allocation of a KV block to its next allocation, sampled from one block in twenty",
     boundaries=RESIDENCY_S,
 )
 KV_IDLE = _histogram(
     _E,
     "kv_block_idle_seconds",
-    "From the last cache hit of a KV block, or from its allocation if it had none, to its next allocation; likewise",
+    "Time from the last cache hit of a KV block (from its allocation if it had none) to its next allocation, sampled "
+    "from one block in twenty",
     boundaries=RESIDENCY_S,
 )
 KV_REUSE_GAP = _histogram(
     _E,
     "kv_block_reuse_gap_seconds",
-    "Between two of the last four cache hits of a KV block; likewise",
+    "Time between consecutive cache hits of a KV block, of its last four, sampled from one block in twenty",
     boundaries=RESIDENCY_S,
 )
-HELD_BACK = _counter(
-    _E, "clamp_held_back_branches_total", "Branches, or paths to be scored, that had to wait for KV blocks"
-)
+HELD_BACK = _counter(_E, "clamp_held_back_branches_total", "Branches, or paths to be scored, that waited for KV blocks")
 GIVEN_BACK = _counter(
-    _G, "clamp_given_back_branches_total", "Branches that searches had to do without for want of KV blocks"
+    _G, "clamp_given_back_branches_total", "Branches rejected for lack of KV blocks (generator.clamp: shrink)"
 )
 RECOMPUTED = _counter(
-    _E, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
+    _E, "recomputed_tokens_total", "Tokens computed again because no cache had them any more, in whole blocks"
 )
-AHEAD_BEGUN = _counter(_G, "ahead_begun_branches_total", "Branches begun before a search asked for them")
-AHEAD_ADOPTED = _counter(_G, "ahead_adopted_branches_total", "Those of them that a search asked for")
-AHEAD_UNUSED = _counter(_G, "ahead_unused_tokens_total", "Tokens of those that none asked for")
-PREEMPTIONS = _counter(_E, "preemptions_total", "Requests that the engine put back for want of KV blocks")
-PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Tokens of the requests' prefixes")
-ENGINE_TOKENS = _counter(
-    _E, "engine_generated_tokens_total", "Tokens that the engine generated, discarded ones included"
-)
+AHEAD_BEGUN = _counter(_G, "ahead_begun_branches_total", "Branches started ahead of a request for them")
+AHEAD_ADOPTED = _counter(_G, "ahead_adopted_branches_total", "Branches started ahead that a search then requested")
+AHEAD_UNUSED = _counter(_G, "ahead_unused_tokens_total", "Tokens of branches started ahead that no search requested")
+PREEMPTIONS = _counter(_E, "preemptions_total", "Requests preempted for lack of KV blocks")
+PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Prompt tokens of requests, cached ones included")
+ENGINE_TOKENS = _counter(_E, "engine_generated_tokens_total", "Generated tokens, discarded ones included")
 CACHED_TOKENS = _counter(
     _E,
     "prefix_cached_tokens_total",
-    "Of the prefixes, tokens whose KV was cached, by where: engine or lmcache",
+    "Prompt tokens whose KV was cached, by source: engine or lmcache",
     "source",
 )
 LMCACHE_UP = _gauge(
     _G,
     "lmcache_up",
-    "1 where the node's LMCache server answers, 0 where it does not or there is none; not told where `cache` is off",
+    "1 if the node's LMCache server answers, else 0. Not exported when the cache is disabled",
 )
-LMCACHE_USED = _gauge(_G, "lmcache_used_bytes", "KV that the node's LMCache server keeps in memory")
+LMCACHE_USED = _gauge(_G, "lmcache_used_bytes", "Memory used for KV by the node's LMCache server")
 LMCACHE_CHUNKS = _counter(
     _G,
     "lmcache_chunks_total",
-    "Chunks at the node's LMCache server, by what happened: written or read, for engines or a second tier; evicted; "
-    "second_tier_written, second_tier_read",
+    "Chunks of the node's LMCache server, by event: written, read, evicted, second_tier_written or second_tier_read",
     "event",
 )
-CRITIQUES = _counter(_P, "critiques_total", "Critiques that a generative reward model wrote for scored steps")
+CRITIQUES = _counter(_P, "critiques_total", "Critiques written by a generative reward model")
 CUT_CRITIQUES = _counter(
-    _P, "cut_critiques_total", "Those of them that the budget of tokens, the context or the deadline cut off"
+    _P, "cut_critiques_total", "Critiques cut off by their token budget, the context or the deadline"
 )
-REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Items that were scored from memory")
-REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Rewards that are remembered")
+REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Paths whose rewards were all cached")
+REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Cached rewards")

@@ -59,21 +59,27 @@ class Strategy(BaseModel, ABC):
     """The strategy's name in settings; each strategy declares it as a ``Literal``."""
 
     temperature: float = Field(0.8, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
-    top_k: Uncapped = Field(0, ge=0, le=1 << 20, description="Only the likeliest so many tokens; 0: all.")
-    min_p: float = Field(
-        0.0, ge=0.0, le=1.0, description="Only tokens whose chance is at least this part of the likeliest one's."
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus (top-p) sampling.")
+    top_k: Uncapped = Field(
+        0, ge=0, le=1 << 20, description="Sample among this many of the likeliest tokens; 0 turns it off."
     )
-    max_depth: Depth = Field(40, description="Most steps on a path.")
+    min_p: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Sample among tokens whose probability is at least this fraction of the likeliest one's.",
+    )
+    max_depth: Depth = Field(40, description="Maximum steps of a path.")
     aggregation: Aggregation = Field(
-        Aggregation.LAST, strict=False, description="How step rewards make a path's score."
+        Aggregation.LAST, strict=False, description="How a path's score follows from the rewards of its steps."
     )
     merge_siblings: bool = Field(
         True,
-        description="Siblings of the same text are one that counts for all; off, each is its own, as in the sources.",
+        description="Merge siblings of the same text into one node that counts for all of them. Off: each is a node "
+        "of its own, as in the papers.",
     )
     selection: SelectionRule = Field(
-        SelectionRule.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
+        SelectionRule.WEIGHTED, strict=False, description="How the answer is chosen among the finished paths."
     )
 
     @classmethod

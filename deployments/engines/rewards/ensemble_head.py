@@ -48,6 +48,6 @@ class EnsembleHeadSettings(RewardModelSettings):
     """A model with an ensemble of heads at a tag behind every step."""
 
     family: Literal["ensemble_head"] = "ensemble_head"
-    step_tag: str = Field("<extra_0>", min_length=1, description="The token at which a step is scored.")
+    step_tag: str = Field("<extra_0>", min_length=1, description="Token at which a step's reward is read.")
     system_prompt: SystemPrompt = SYSTEM_PROMPT
     reader: ClassVar[type[RewardFamily]] = EnsembleHead

@@ -161,17 +161,18 @@ class RewardModelSettings(EngineSettings):
 
     family: str
     """How the model scores a step; each family says its own name."""
-    reward_cache_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
+    reward_cache_size: int = Field(100_000, ge=0, description="Rewards that a replica caches, one per scored path.")
     scoring_delay_s: float = Field(
         0.5,
         gt=0,
         le=3600,
-        description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
+        description="Target for the longest wait of a step before it is scored, seconds; the pool scales up at 0.8 "
+        "of it.",
     )
     lora: str | None = Field(
         None,
         min_length=1,
-        description="Directory or hub id of a LoRA adapter of the model, which is merged into it at the start.",
+        description="Directory or hub id of a LoRA adapter, merged into the model at startup.",
     )
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""

@@ -33,8 +33,11 @@ class FunctionSettings(Settings):
     """A Python function instead of a model."""
 
     family: Literal["function"] = "function"
-    function: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps.")
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most calls at once.")
+    function: str = Field(
+        pattern=r"^[\w.]+:\w+$",
+        description="package.module:function that returns the rewards of a list of steps for a question.",
+    )
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Maximum concurrent calls.")
     replicas: ReplicaSettings = ReplicaSettings()
 
     @property

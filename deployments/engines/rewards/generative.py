@@ -53,34 +53,38 @@ class VerifierTemplate(Settings):
     user: str = Field(
         INSTRUCTION,
         max_length=20_000,
-        description="The user's turn. It names {question}, and {steps} or {step}, the last one; {previous} are those "
-        "before it, {number} is how many steps there are, {next} one more.",
+        description="Template of the user message. It contains {question} and either {steps}, all steps, or {step}, "
+        "the last one; {previous} stands for the earlier steps, {number} for the number of steps, "
+        "{next} for that number plus one.",
     )
     step: str = Field(
-        "Step {number}: {step}", max_length=200, description="Each step of {steps} and {previous}, a line each."
+        "Step {number}: {step}", max_length=200, description="Template of one step within {steps} and {previous}."
     )
-    renumber: bool = Field(False, description="Whether `Step 1:` in the text of a step is removed.")
-    no_previous: str = Field("", max_length=1000, description="{previous} where there is one step.")
+    renumber: bool = Field(False, description="Whether a leading `Step 1:` is removed from the text of a step.")
+    no_previous: str = Field("", max_length=1000, description="Text of {previous} for the first step.")
     answer: str | None = Field(
         None,
         max_length=1000,
-        description="The assistant's answer to each earlier step. Then every step is a user turn, and only the first "
-        "is in `user`.",
+        description="Assistant message after each earlier step. If set, each step is a user message of its own and "
+        "`user` is the first one.",
     )
     opening: str = Field(
-        "Let's verify step by step:", max_length=1000, description="Text with which the critique begins."
+        "Let's verify step by step:", max_length=1000, description="Text with which each critique begins."
     )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
-        (), max_length=8, description="Texts that end the critique and do not belong to it."
+        (), max_length=8, description="Stop strings of a critique; they are not part of it."
     )
     cue: str | None = Field(
-        "Is the solution correct?", min_length=1, max_length=200, description="Text before a label of the model's own."
+        "Is the solution correct?",
+        min_length=1,
+        max_length=200,
+        description="Text after which the model writes its own label.",
     )
     verdict: str = Field(
         "\nIs the solution correct?",
         min_length=1,
         max_length=1000,
-        description="Text before the label where the critique ended without the cue.",
+        description="Text to append before the label if the critique ended without `cue`.",
     )
     labels: Labels = (" Yes", " No")
 
@@ -201,16 +205,19 @@ class Generative(RewardFamily):
 class VerifierSettings(RewardModelSettings):
     """A language model that writes a critique before its verdict is read. Its subclasses are the presets."""
 
-    samples: int = Field(4, ge=1, le=64, description="Critiques of a step: its reward is the mean of their verdicts.")
-    max_tokens: int = Field(2048, ge=1, le=131_072, description="Most tokens of a critique.")
-    temperature: float = Field(0.6, ge=0, le=2, description="Of the critiques; 0 is greedy, with one sample.")
+    samples: int = Field(4, ge=1, le=64, description="Critiques per step; its reward is the mean of their verdicts.")
+    max_tokens: int = Field(2048, ge=1, le=131_072, description="Maximum tokens of a critique.")
+    temperature: float = Field(
+        0.6, ge=0, le=2, description="Sampling temperature of critiques; 0 is greedy and allows one sample only."
+    )
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0, le=1_000_000, description="0: all tokens.")
+    top_k: int = Field(0, ge=0, le=1_000_000, description="Top-k sampling of critiques; 0 turns it off.")
     scoring_delay_s: float = Field(
         60.0,
         gt=0,
         le=3600,
-        description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
+        description="Target for the longest wait of a step before it is scored, seconds; the pool scales up at 0.8 "
+        "of it.",
     )
     preset: ClassVar[VerifierTemplate] = VerifierTemplate()
     reader: ClassVar[type[RewardFamily]] = Generative

@@ -97,17 +97,20 @@ class ImplicitSettings(RewardModelSettings):
     family: Literal["implicit"] = "implicit"
     reference: str = Field(
         min_length=1,
-        description="Directory or hub id of the reference model, of the same shape and vocabulary. Its weights and its "
-        "KV come on top of the model's.",
+        description="Directory or hub id of the reference model, which has the model's shape and vocabulary. It "
+        "needs weights and KV memory of its own.",
     )
     reference_revision: str | None = Field(
         None,
         min_length=1,
-        description="Branch, tag or commit of the reference on the hub; engine_args.revision is the model's.",
+        description="Branch, tag or commit of the reference model on the hub; engine_args.revision is that of the "
+        "model.",
     )
-    beta: float = Field(0.001, gt=0, le=1, description="Factor of the sum of log-probability ratios.")
+    beta: float = Field(0.001, gt=0, le=1, description="Factor of the sum of log-probability ratios (beta).")
     accumulate: bool = Field(
-        False, description="Sum from the first step on instead of over the step alone. Every step reads the whole path."
+        False,
+        description="Sum the ratios over the path up to the step instead of over the step alone. Each step then "
+        "reads the whole path.",
     )
     reader: ClassVar[type[RewardFamily]] = Implicit
 

@@ -32,7 +32,7 @@ class LabelInlineSettings(LabelSettings):
 
     family: Literal["label_inline"] = "label_inline"
     labels: Labels = ("+", "-")
-    step_tag: str = Field("ки", min_length=1, description="The token at which a step is scored.")
+    step_tag: str = Field("ки", min_length=1, description="Token at which a step's reward is read.")
 
     @property
     def label_template(self) -> LabelTemplate:

@@ -42,11 +42,19 @@ class TextTemplate(Settings):
         "{step}",
         max_length=200,
         pattern=r"^[^{}]*(\{number\}[^{}]*)?\{step\}[^{}]*$",
-        description="May number the steps, from 1. A step that begins with `Step` itself gets no number.",
+        description="Template of a step; it may contain {number}, counted from 1. A step that begins with `Step` "
+        "gets no number.",
     )
-    tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
-    separator: Delimiter = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
-    begin_of_text: bool = Field(True, description="Whether the tokenizer's token for it comes first, if it has one.")
+    tag: str | None = Field(
+        " ки",
+        min_length=1,
+        max_length=50,
+        description="Token at which a step's label is read, with the space before it.",
+    )
+    separator: Delimiter = Field(_SEPARATOR, max_length=50, description="Text after each tag except the last.")
+    begin_of_text: bool = Field(
+        True, description="Whether the prompt begins with the tokenizer's begin-of-text token, if it has one."
+    )
 
     @property
     def step_suffix(self) -> str:

@@ -40,8 +40,10 @@ class Member(Settings):
 
     prm: Annotated[
         SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: _single(given))
-    ] = Field(description="A reward model, as `prm` itself. Of its `replicas` only num_gpus is read.")
-    scale: float = Field(1.0, gt=0, le=100, description="Below 1 draws rewards towards a half.")
+    ] = Field(description="A reward model, with the settings of `prm`. Of its `replicas` only num_gpus is read.")
+    scale: float = Field(
+        1.0, gt=0, le=100, description="Scale of this model's rewards around 0.5; below 1 draws them towards 0.5."
+    )
     offset: float = Field(0.0, ge=-100, le=100)
 
     @model_validator(mode="after")
@@ -62,9 +64,11 @@ class SeveralSettings(Settings):
 
     family: Literal["several"] = "several"
     of: tuple[Member, ...] = Field(
-        max_length=8, description="The reward models, two at least: `prm`, `scale` and `offset` of each."
+        max_length=8, description="Two to eight reward models, each with `prm`, `scale` and `offset`."
     )
-    combine: Literal["mean", "min"] = Field("mean", description="What the reward of a step is, of the models' rewards.")
+    combine: Literal["mean", "min"] = Field(
+        "mean", description="How a step's reward follows from the rewards of the models."
+    )
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("of")

@@ -45,6 +45,6 @@ class StepHeadSettings(RewardModelSettings):
 
     family: Literal["step_head"] = "step_head"
     model: str = EMBEDDED_PRM
-    step_tag: str = Field("<extra_0>", min_length=1, description="The token at which a step is scored.")
+    step_tag: str = Field("<extra_0>", min_length=1, description="Token at which a step's reward is read.")
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = StepHead

@@ -49,7 +49,7 @@ class TokenClassSettings(RewardModelSettings):
 
     family: Literal["token_class"] = "token_class"
     step_separator: Delimiter = Field(
-        "\n", min_length=1, max_length=50, description="Behind each step; it is scored at the last token of it."
+        "\n", min_length=1, max_length=50, description="Text after each step; the step is scored at its last token."
     )
     reader: ClassVar[type[RewardFamily]] = TokenClass
 

@@ -33,9 +33,11 @@ class BeamSearch(LevelSearch):
     aliases: ClassVar[tuple[str, ...]] = ("beam",)
 
     name: Literal["beam_search"] = "beam_search"
-    n: Width = Field(16, description="Beams; a multiple of m.")
-    m: Width = Field(4, validate_default=True, description="Width: steps written per kept beam.")
-    finish_to_eos: bool = Field(False, description="Write the last iteration's step to the end of the solution.")
+    n: Width = Field(16, description="Number of beams; a multiple of m.")
+    m: Width = Field(4, validate_default=True, description="Children per kept beam.")
+    finish_to_eos: bool = Field(
+        False, description="In the last iteration, write to the end of the solution instead of to the end of the step."
+    )
 
     _divides_n = field_validator("m")(divides_n)
 

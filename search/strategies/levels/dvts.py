@@ -24,8 +24,8 @@ class DVTS(LevelSearch):
     """
 
     name: Literal["dvts"] = "dvts"
-    n: Width = Field(16, description="Answers in the end; a multiple of m.")
-    m: Width = Field(4, validate_default=True, description="Width: steps written per subtree.")
+    n: Width = Field(16, description="Number of answers; a multiple of m.")
+    m: Width = Field(4, validate_default=True, description="Children per step of each subtree.")
 
     _divides_n = field_validator("m")(divides_n)
 

@@ -22,12 +22,15 @@ class ETS(Balanced):
     """
 
     name: Literal["ets"] = "ets"
-    node_weight: float = Field(1.0, ge=0.0, le=100.0, description="What holding KV costs (lambda_b).")
+    node_weight: float = Field(1.0, ge=0.0, le=100.0, description="Weight of the KV cost (lambda_b).")
     diversity_weight: float | None = Field(
-        None, ge=0.0, le=100.0, description="What another kind of step is worth (lambda_d); by width if unset."
+        None,
+        ge=0.0,
+        le=100.0,
+        description="Weight of covering another cluster of steps (lambda_d). Unset: chosen by width.",
     )
     node_cost: Literal["nodes", "tokens"] = Field(
-        "nodes", description="What a node holds: one each, or the tokens whose KV it keeps."
+        "nodes", description="Cost of keeping a node: 1, or the tokens of its KV."
     )
 
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:

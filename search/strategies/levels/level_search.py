@@ -25,10 +25,10 @@ class LevelSearch(Strategy):
     """A strategy that decides, level by level, how many children each path gets."""
 
     lookahead: Uncapped = Field(
-        0, ge=0, le=MAX_LOOKAHEAD, description="Greedy steps written and scored ahead of each step to rank it."
+        0, ge=0, le=MAX_LOOKAHEAD, description="Greedy steps to write and score after each step before it is ranked."
     )
 
-    n: Width = Field(16, description="Children of a level.")
+    n: Width = Field(16, description="Children per level.")
 
     @property
     def expected_children(self) -> ExpectedChildren | None:

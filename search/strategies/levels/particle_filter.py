@@ -29,10 +29,12 @@ class ParticleFilter(LevelSearch):
     """
 
     name: Literal["particle_filter"] = "particle_filter"
-    n: Width = Field(16, description="Particles.")
-    weight_temperature: float = Field(1.0, ge=0.01, le=100.0, description="Of the softmax over log-weights.")
+    n: Width = Field(16, description="Number of particles.")
+    weight_temperature: float = Field(
+        1.0, ge=0.01, le=100.0, description="Temperature of the softmax over log-weights."
+    )
     resample_below: float = Field(
-        0.5, ge=0.0, le=1.0, description="Resample when the effective sample size is under this share of n."
+        0.5, ge=0.0, le=1.0, description="Resample when the effective sample size falls below this fraction of n."
     )
 
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:

@@ -16,11 +16,14 @@ from search.tree import Node, SearchTree
 class Balanced(LevelSearch):
     """Base of REBASE and ETS: the width is allocated at each level by ``allocate_width``."""
 
-    n: Width = Field(16, description="Width: children per level, and solutions in the end.")
+    n: Width = Field(16, description="Width: children per level, and number of solutions.")
     balance_temperature: float = Field(
-        0.2, ge=0.001, le=100.0, description="Of the softmax over rewards: lower prefers the best more."
+        0.2,
+        ge=0.001,
+        le=100.0,
+        description="Temperature of the softmax over rewards; lower values give the best nodes more children.",
     )
-    max_depth: Depth = Field(25, description="Most steps on a path.")
+    max_depth: Depth = Field(25, description="Maximum steps of a path.")
 
     def left(self, tree: SearchTree, depth: int) -> int:
         """The width left for the children of a level: ``n`` minus the paths that have ended."""

@@ -34,14 +34,14 @@ class ABMCTS(Strategy):
     aliases = ("abmcts",)
 
     name: Literal["ab_mcts"] = "ab_mcts"
-    iterations: Uncapped = Field(16, ge=1, le=MAX_ITERATIONS, description="Generations.")
-    paths: Width = Field(1, description="Generations at a time.")
+    iterations: Uncapped = Field(16, ge=1, le=MAX_ITERATIONS, description="Number of generations.")
+    paths: Width = Field(1, description="Generations in parallel.")
     generation: StopCondition = Field(
         StopCondition.SOLUTION,
         strict=False,
-        description="How far one generation writes: a step, or to the solution's end.",
+        description="What one generation writes: a step, or a whole solution.",
     )
-    posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="What is believed of an arm.")
+    posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="Model of an arm's rewards.")
 
     @property
     def branches(self) -> bool:

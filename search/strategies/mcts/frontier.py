@@ -31,13 +31,13 @@ class Frontier(Strategy):
     """
 
     name: Literal["frontier"] = "frontier"
-    iterations: Uncapped = Field(32, ge=1, le=MAX_ITERATIONS, description="Nodes to expand.")
-    width: Width = Field(8, description="Children of an expanded node.")
-    parent_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the parent's quality (lambda 1).")
-    entropy_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the step's entropy (lambda 2).")
-    depth_weight: float = Field(0.01, ge=0.0, le=100.0, description="Of the depth (lambda 3).")
-    quality_weight: float = Field(0.0, ge=0.0, le=100.0, description="Of the node's own quality (lambda 4).")
-    exploration: float = Field(2.0, ge=0.0, le=100.0, description="The constant of UCT among siblings.")
+    iterations: Uncapped = Field(32, ge=1, le=MAX_ITERATIONS, description="Number of nodes to expand.")
+    width: Width = Field(8, description="Children per expanded node.")
+    parent_weight: float = Field(0.4, ge=0.0, le=100.0, description="Weight of the parent's quality (lambda 1).")
+    entropy_weight: float = Field(0.4, ge=0.0, le=100.0, description="Weight of the step's entropy (lambda 2).")
+    depth_weight: float = Field(0.01, ge=0.0, le=100.0, description="Weight of the depth (lambda 3).")
+    quality_weight: float = Field(0.0, ge=0.0, le=100.0, description="Weight of the node's own quality (lambda 4).")
+    exploration: float = Field(2.0, ge=0.0, le=100.0, description="Exploration constant of UCT among siblings.")
 
     @property
     def needs_logprobs(self) -> bool:

@@ -54,25 +54,28 @@ class MCTS(Strategy):
     """
 
     name: Literal["mcts"] = "mcts"
-    iterations: Uncapped = Field(64, ge=1, le=MAX_ITERATIONS, description="Expansions.")
-    width: Width = Field(4, description="Children written at an expansion.")
-    paths: Width = Field(1, description="Leaves expanded at a time.")
-    exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")
-    value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
-    prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")
+    iterations: Uncapped = Field(64, ge=1, le=MAX_ITERATIONS, description="Number of expansions.")
+    width: Width = Field(4, description="Children per expansion.")
+    paths: Width = Field(1, description="Leaves expanded in parallel.")
+    exploration: float = Field(1.414, ge=0.0, le=100.0, description="Exploration constant c of UCT and PUCT.")
+    value: Value = Field(Value.REWARD, strict=False, description="Initial value of a new node.")
+    prior: Prior = Field(Prior.NONE, strict=False, description="Prior of PUCT; `none` is UCT.")
     decision: Decision | None = Field(
         None,
         strict=False,
-        description="How the answer is chosen; unset: by vote where siblings are merged, by value otherwise.",
+        description="How the answer is chosen. Unset: by vote if siblings are merged, else by value.",
     )
     accept: float | None = Field(
-        None, ge=0.0, le=1.0, description="Stop at a solution of this score; a better one may be missed."
+        None,
+        ge=0.0,
+        le=1.0,
+        description="Stop at the first solution with this score, even if a better one might follow.",
     )
     accept_margin: float = Field(
-        0.0, ge=0.0, le=1.0, description="How far that solution must be ahead of all with another text."
+        0.0, ge=0.0, le=1.0, description="Lead that this solution must have over all solutions with another text."
     )
     reject: float | None = Field(
-        None, ge=0.0, le=1.0, description="Stop when no open path scores this; one of them may still have recovered."
+        None, ge=0.0, le=1.0, description="Stop when no open path has this score, even if one might still recover."
     )
 
     @property

@@ -18,7 +18,7 @@ class Greedy(Strategy):
     needs_rewards: ClassVar[bool] = False
 
     name: Literal["greedy"] = "greedy"
-    temperature: float = Field(0.0, ge=0.0, le=0.0, description="Greedy means 0.")
+    temperature: float = Field(0.0, ge=0.0, le=0.0, description="Only 0.")
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         return [] if tree.root.children else [Expansion(tree.root, 1)]

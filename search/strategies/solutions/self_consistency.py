@@ -25,9 +25,9 @@ class SelfConsistency(WholeSolutions):
 
     name: Literal["self_consistency"] = "self_consistency"
     selection: Literal[SelectionRule.MAJORITY] = Field(
-        SelectionRule.MAJORITY, description="Nothing is scored, so it is the vote."
+        SelectionRule.MAJORITY, description="Only a majority vote: nothing is scored."
     )
-    early_stop: bool = Field(False, description="Stop once no answer can overtake the leading one.")
+    early_stop: bool = Field(False, description="Stop as soon as no answer can overtake the leading one.")
 
     def finished(self, tree: SearchTree) -> bool:
         return (self.early_stop and self._decided(tree)) or super().finished(tree)

@@ -21,15 +21,16 @@ class WholeSolutions(Strategy):
 
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
 
-    n: Width = Field(16, description="Whole solutions to write.")
+    n: Width = Field(16, description="Number of solutions to write.")
     margin: float | None = Field(
         None,
         ge=0.0,
         le=MAX_SAMPLES,
-        description="Stop when the leading answer outweighs the next by this many mean weights; it may not have won.",
+        description="Stop when the leading answer is ahead of the next by this many mean weights, although it might "
+        "still lose.",
     )
     margin_after: Uncapped = Field(
-        4, ge=1, le=MAX_SAMPLES, description="Solutions wanted before the margin may stop it."
+        4, ge=1, le=MAX_SAMPLES, description="Minimum number of solutions before `margin` may stop the search."
     )
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
