@@ -35,31 +35,29 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endpoint's API key.", show_default=False)]
-N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Paths to grow, where the strategy takes a number.")]
-Tokens = Annotated[
-    float, typer.Option(min=0.001, max=1e12, help="Tokens that it was seen to hold, against the other's.")
-]
+Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="API key of the endpoint.", show_default=False)]
+N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Number of paths, for strategies that take one.")]
+Tokens = Annotated[float, typer.Option(min=0.001, max=1e12, help="Relative KV demand of the generator.")]
 Url = Annotated[
     str | None,
     typer.Option(
-        help=f"Unset: the application of the cluster it runs on, one at {DEFAULT_URL}, else one of its own.",
+        help=f"URL of the endpoint. Unset: this Ray cluster's application, else {DEFAULT_URL}, else it starts one.",
         show_default=False,
     ),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Deadline of one request, seconds.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Timeout of one request, seconds.")]
 Config = Annotated[
     Path | None,
-    typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG} where there is one.", show_default=False),
+    typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG}, if it exists.", show_default=False),
 ]
 
 
 @app.command()
 def serve(
     config: Config = None,
-    host: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="Bind address; overrides the file.", show_default=False)] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Instead of the file's.", show_default=False)
+        int | None, typer.Option(min=1, max=65535, help="HTTP port; overrides the file.", show_default=False)
     ] = None,
     api_key: Key = None,
 ) -> None:
@@ -72,7 +70,7 @@ def serve(
 
 @app.command()
 def keys(config: Config = None) -> None:
-    """Print the config with its API keys' records in it: to change keys with `serve deploy`, restarting nothing."""
+    """Print the config with the records of its API keys: `serve deploy` of it changes keys without a restart."""
     import yaml
 
     from cluster.launch.config_file import read_config
@@ -90,16 +88,18 @@ def plan(
     config: Config = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="What the engines share, as 24GiB. Unset: the GPU of this machine.", show_default=False),
+        typer.Option(
+            help="Memory that the engines share, such as 24GiB. Unset: this machine's GPU.", show_default=False
+        ),
     ] = None,
-    working: Annotated[str, typer.Option(help="What each takes beside weights and KV.")] = "2GiB",
+    working: Annotated[str, typer.Option(help="Memory of each engine besides weights and KV.")] = "2GiB",
     generator_tokens: Tokens = TOKENS["generator"],
     prm_tokens: Annotated[
         float | None,
         typer.Option(
             min=0.001,
             max=1e12,
-            help="The same of the reward model.",
+            help="Relative KV demand of the reward model.",
             show_default=f"{TOKENS['prm']}, or {VERIFIER_TOKENS} where it writes critiques",
         ),
     ] = None,
@@ -114,16 +114,16 @@ def plan(
 
 @app.command()
 def problems(
-    n: Annotated[int, typer.Option(min=1, max=MAX_DRAWN, help="How many.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Another seed, other problems.")] = 0,
+    n: Annotated[int, typer.Option(min=1, max=MAX_DRAWN, help="Number of problems.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the problems.")] = 0,
     level: Annotated[
         int | None,
         typer.Option(
-            min=min(LEVELS), max=max(LEVELS), help="Only this level; all in turn if unset.", show_default=False
+            min=min(LEVELS), max=max(LEVELS), help="Level of difficulty. Unset: all levels in turn.", show_default=False
         ),
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which of the three disjoint sets.")] = Split.TEST,
-    output: Annotated[Path | None, typer.Option(help="A file instead of the terminal.", show_default=False)] = None,
+    split: Annotated[Split, typer.Option(help="One of three disjoint sets.")] = Split.TEST,
+    output: Annotated[Path | None, typer.Option(help="Output file. Unset: the terminal.", show_default=False)] = None,
 ) -> None:
     """Write arithmetic problems as JSON lines: problem, answer, level, unique_id."""
     lines = (json.dumps(problem.as_json()) for problem in itertools.islice(draw_problems(split, seed, level), n))
@@ -140,9 +140,9 @@ def problems(
 
 @app.command()
 def strategies(
-    name: Annotated[str | None, typer.Argument(help="One of them, with its settings.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the settings of this strategy.", show_default=False)] = None,
 ) -> None:
-    """List the searches there are, or the settings of one."""
+    """List the strategies, or show the settings of one."""
     from cluster.cli.strategies import show_strategies
     from search.strategies.catalog import STRATEGIES
 
@@ -153,22 +153,23 @@ def strategies(
 
 @app.command()
 def solve(
-    question: Annotated[str, typer.Argument(help="What to solve.", show_default=False, callback=as_typed)],
-    url: Annotated[str, typer.Option(help="The endpoint.")] = DEFAULT_URL,
+    question: Annotated[str, typer.Argument(help="The question to solve.", show_default=False, callback=as_typed)],
+    url: Annotated[str, typer.Option(help="URL of the endpoint.")] = DEFAULT_URL,
     strategy: Annotated[
-        str, typer.Option(help="A name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.")
+        str, typer.Option(help="Name, alias such as beam-64, or name with settings: dvts:m=8,budget.tokens=1000.")
     ] = "beam_search",
     n: N = 16,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, help="Same seed, same tree.", show_default=False)
+        int | None,
+        typer.Option(min=0, max=MAX_SEED, help="Seed; the same seed grows the same tree.", show_default=False),
     ] = None,
     effort: Annotated[
         str | None,
         typer.Option(
-            help="A preset of the endpoint's: low, medium, high; instead of --strategy and --n.", show_default=False
+            help="Preset of the endpoint (low, medium, high) instead of --strategy and --n.", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tree.")] = False,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
@@ -196,16 +197,19 @@ def tree(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A search: the page's export, a reply with its tree, a kept search's events, results with trees.",
+            help="A search: an export of the page, a reply with its tree, the events of a stored search, or results "
+            "with trees.",
             show_default=False,
         ),
     ],
     line: Annotated[
-        int | None, typer.Option(min=1, help="Of results: that of this line of the input.", show_default=False)
+        int | None, typer.Option(min=1, help="For results: line number of the input.", show_default=False)
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Unset: FILE with the suffix .html.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Output file. Unset: FILE with the suffix .html.", show_default=False)
+    ] = None,
 ) -> None:
-    """Write a search as a web page in one file, which needs no server."""
+    """Write a search as a web page: one file that needs no server."""
     from cluster.cli.tree import write_tree
 
     target = _writable(source.with_suffix(".html") if output is None else output)
@@ -217,34 +221,38 @@ def tree(
 
 @app.command("eval")
 def evaluate(
-    problems: Annotated[Path, typer.Option(help="JSON lines with problem and answer.", show_default=False)],
+    problems: Annotated[Path, typer.Option(help="JSON lines with `problem` and `answer`.", show_default=False)],
     strategy: Annotated[
         list[str],
         typer.Option(
-            help="Repeatable; a name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.",
+            help="Name, alias such as beam-64, or name with settings: dvts:m=8,budget.tokens=1000. Repeatable.",
             show_default=False,
         ),
     ],
     n: N = 16,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
+    ] = 0,
     url: Url = None,
     config: Config = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Every tree with training values, as JSON lines.", show_default=False)
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write a row for every problem to this file.", show_default=False)
     ] = None,
-    kv: Annotated[bool, typer.Option("--kv", help="Also the KV that each search needs.")] = False,
-    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Problems asked at once.")] = 16,
-    on_bad_line: Annotated[
-        OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
-    ] = OnBadLine.REFUSE,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write every tree with training values to this file, as JSON lines.", show_default=False),
+    ] = None,
+    kv: Annotated[bool, typer.Option("--kv", help="Also report the KV tokens that each search needs.")] = False,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent problems.")] = 16,
+    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MAX_PROBLEMS, help="Only the first problems.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
     ] = None,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
-    """Measure strategies on a file of problems: accuracy with intervals, and what it cost."""
+    """Measure strategies on a file of problems: accuracy with confidence intervals, and cost."""
     from cluster.cli.evaluate import Request, run_evaluation
     from cluster.evaluation.loop import Plan
 
@@ -272,33 +280,32 @@ def check_prm(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Solutions that are known to be right or wrong: ProcessBench, PRM800K, exported trees, or JSON lines "
+            help="Labelled solutions: ProcessBench, PRM800K, exported trees, or JSON lines "
             "with question, steps, and correct or labels.",
             show_default=False,
         ),
     ],
-    threshold: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="A step with a lower reward counts as a mistake.")
-    ] = 0.5,
+    threshold: Annotated[float, typer.Option(min=0.0, max=1.0, help="Rewards below this predict a mistake.")] = 0.5,
     url: Url = None,
     config: Config = None,
     output: Annotated[
-        Path | None, typer.Option(help="The figures and every reward, as one JSON object.", show_default=False)
+        Path | None,
+        typer.Option(help="Write the figures and all rewards to this file, as one JSON object.", show_default=False),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Reliability diagram and ROC curve, as SVG.", show_default=False)
+        Path | None,
+        typer.Option(help="Write reliability diagram and ROC curve to this file, as SVG.", show_default=False),
     ] = None,
-    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Solutions scored at once.")] = 16,
-    on_bad_line: Annotated[
-        OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
-    ] = OnBadLine.REFUSE,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent solutions.")] = 16,
+    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MAX_PROBLEMS, help="Only the first solutions.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many solutions, from the first.", show_default=False),
     ] = None,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
-    """Measure what a reward model knows: steps, first mistakes, calibration, outcomes, speed."""
+    """Measure a reward model on labelled solutions: steps, first mistakes, calibration, outcomes, speed."""
     from cluster.cli.check_prm import Request, run_check
 
     files = [solutions, *(_writable(file) for file in (output, plot) if file is not None)]
@@ -330,42 +337,47 @@ def batch(
     output: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="Results, JSON lines. Where it is there, the job goes on.", show_default=False
+            metavar="OUT", help="Results, JSON lines. If the file exists, the job resumes.", show_default=False
         ),
     ],
     strategy: Annotated[
-        str, typer.Option(help="For problems: a name, an alias such as beam-64, or with settings: dvts:m=8.")
+        str, typer.Option(help="For problems: name, alias such as beam-64, or name with settings: dvts:m=8.")
     ] = "beam_search",
     n: N = 16,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
+    ] = 0,
     url: Url = None,
     config: Config = None,
     kind: Annotated[
         InputKind | None,
-        typer.Option("--input-format", help="Unset: told by the file's first line.", show_default=False),
+        typer.Option("--input-format", help="Input format. Unset: detected from the first line.", show_default=False),
     ] = None,
-    trees: Annotated[bool, typer.Option("--trees", help="Keep the whole trees with the results.")] = False,
-    parquet: Annotated[Path | None, typer.Option(help="Results as a table, too.", show_default=False)] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="Include whole trees in the results.")] = False,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Also write the results to this file, as Parquet.", show_default=False)
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="The summary, as one JSON object.", show_default=False)
+        Path | None,
+        typer.Option("--json", help="Write the summary to this file, as one JSON object.", show_default=False),
     ] = None,
     export: Annotated[
-        Path | None, typer.Option(help="Training data; keeps the trees, too.", show_default=False)
+        Path | None, typer.Option(help="Write training data to this file; implies --trees.", show_default=False)
     ] = None,
-    export_format: Annotated[ExportFormat, typer.Option(help="Who is to read it.")] = ExportFormat.BANYAN,
+    export_format: Annotated[ExportFormat, typer.Option(help="Format of the training data.")] = ExportFormat.BANYAN,
     in_flight: Annotated[
-        int, typer.Option(min=1, max=4096, help="Most at once; it is as many as the service grants.")
+        int, typer.Option(min=1, max=4096, help="Maximum concurrent requests; the service may allow fewer.")
     ] = 1024,
     service_tier: Annotated[
-        ServiceTier, typer.Option(help="Of what names none itself: flex yields to other clients.")
+        ServiceTier, typer.Option(help="Service tier of requests that name none; flex yields to other clients.")
     ] = ServiceTier.FLEX,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Ask again for what failed for no fault of its own line.")
+        bool, typer.Option("--retry-failed", help="Retry requests that failed for reasons other than their own line.")
     ] = False,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
-    """Do a file of problems or requests: results as they come, resumed where it was killed, and a summary."""
+    """Run a file of problems or requests: results as they arrive, resumable, with a summary."""
     from cluster.cli.batch import Request, run_batch
     from cluster.evaluation.search_field import search_field
     from cluster.jobs.outputs import paths
@@ -409,48 +421,54 @@ def train_prm(
     output: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT", help="The model's directory. Where it is there, the training goes on.", show_default=False
+            metavar="OUT", help="Directory of the model. If it exists, training resumes.", show_default=False
         ),
     ],
-    backbone: Annotated[
-        str, typer.Option(help="A model directory or hub id: the generator's own, or another.")
-    ] = "embedded:generator",
+    backbone: Annotated[str, typer.Option(help="Model directory or hub id to start from.")] = "embedded:generator",
     layers: Annotated[
-        int, typer.Option(min=0, max=MAX_LAYERS, help="Top layers trained with the head; 0: the head alone.")
+        int,
+        typer.Option(
+            min=0, max=MAX_LAYERS, help="Number of top layers to train with the head; 0 trains the head alone."
+        ),
     ] = 0,
     depth: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=MAX_LAYERS,
-            help="Layers of the model: fewer than the backbone's cut it, more are put on top. Unset: the backbone's.",
+            help="Number of layers: fewer than the backbone's cut it, more are added on top. Unset: the backbone's.",
             show_default=False,
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=64, max=MAX_TOKENS, help="Longer solutions are cut after the last step that fits.")
+        int,
+        typer.Option(
+            min=64, max=MAX_TOKENS, help="Maximum tokens; longer solutions are cut after the last step that fits."
+        ),
     ] = 4096,
-    held_out: Annotated[float, typer.Option(min=0.01, max=0.5, help="Share of the problems for the card.")] = 0.2,
-    epochs: Annotated[int, typer.Option(min=1, max=MAX_EPOCHS, help="Most passes over the problems.")] = 30,
+    held_out: Annotated[
+        float, typer.Option(min=0.01, max=0.5, help="Fraction of the problems held out for evaluation.")
+    ] = 0.2,
+    epochs: Annotated[int, typer.Option(min=1, max=MAX_EPOCHS, help="Maximum number of epochs.")] = 30,
     patience: Annotated[
-        int, typer.Option(min=1, max=MAX_EPOCHS, help="Passes without a lower held-out loss that end the training.")
+        int, typer.Option(min=1, max=MAX_EPOCHS, help="Stop after this many epochs without a lower held-out loss.")
     ] = 3,
     learning_rate: Annotated[
         float | None,
-        typer.Option(min=1e-8, max=1.0, help="Of the trained layers. Unset: 0.1 / width.", show_default=False),
+        typer.Option(min=1e-8, max=1.0, help="Learning rate. Unset: 0.1 / width.", show_default=False),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads; rounding depends on them.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads; results depend on them by rounding.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Same seed, same weights.")] = 0,
-    strategy: Annotated[str, typer.Option(help="For problems: the search that solves them.")] = "self_consistency",
-    n: Annotated[int, typer.Option(min=2, max=MAX_N, help="For problems: solutions of each.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed; the same seed gives the same weights.")] = 0,
+    strategy: Annotated[str, typer.Option(help="For problems: strategy that solves them.")] = "self_consistency",
+    n: Annotated[int, typer.Option(min=2, max=MAX_N, help="For problems: solutions per problem.")] = 16,
     url: Url = None,
     config: Config = None,
-    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="For problems: most asked at once.")] = 1024,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="For problems: maximum concurrent requests.")] = 1024,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
-    """Train a reward model for one's own model and problems: it learns which steps lead to right answers."""
+    """Train a reward model on your own problems: it learns which steps lead to right answers."""
     from pydantic import ValidationError
 
     from cluster.cli.batch import Request as Solving
