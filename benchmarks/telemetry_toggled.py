@@ -2,11 +2,10 @@
 
     python -m benchmarks.telemetry_toggled
 
-Two starts of an application differ by more than the expected few per cent (`telemetry_cost` starts one for each arm),
-and so do two minutes on a shared machine. So the two sides take turns of a few seconds here, in pairs, and the side
-that goes first alternates. The engines' processes have no telemetry, so their CPU time shows how fast the machine was:
-the CPU time of all other processes is taken relative to it. What Ray's agent spends on known series is on both sides;
-`telemetry_cost` includes it.
+Two starts of an application differ by more than the expected few per cent, and so do two minutes on a shared machine.
+So the two sides take turns of a few seconds here, in pairs, and the side that goes first alternates. The engines'
+processes have no telemetry, so their CPU time shows how fast the machine was: the CPU time of all other processes is
+taken relative to it. What Ray's agent spends on known series is on both sides.
 """
 
 import asyncio
@@ -23,7 +22,6 @@ from scipy.stats import bootstrap
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import SEED, WARM_UP, Round, application, run_round, served
-from benchmarks.telemetry_cost import MAX_COST, cpu_ms_per_step
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
@@ -31,7 +29,14 @@ from deployments.startup.environment import set_environment
 
 DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
+MAX_COST = 0.02
+"""Largest share of a step's CPU time that telemetry may cost."""
 console = Console(stderr=True)
+
+
+def cpu_ms_per_step(done: Round) -> float:
+    """CPU time per step of all processes, ms."""
+    return sum(done.cpu_ms_per_step.values())
 
 
 def switch_telemetry(on: bool) -> Callable[[Any], None]:

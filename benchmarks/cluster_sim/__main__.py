@@ -111,7 +111,7 @@ def routers(
     searches: Annotated[int, typer.Option(min=50, help="Searches of each router at each point.")] = 400,
     prompt: Annotated[int, typer.Option(min=0, max=800, help="Extra prompt tokens of each problem.")] = 0,
 ) -> None:
-    """Compares routers where replicas share this machine's cores, as in `benchmarks.routing`, and where each replica
+    """Compares routers where replicas share this machine's cores, as in `routing-*.json`, and where each replica
     has its own core, so that an overloaded replica keeps searches waiting while other cores are idle."""
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
@@ -120,7 +120,7 @@ def routers(
     language = Language([each._replace(prompt_tokens=each.prompt_tokens + prompt) for each in short.problems])
     rows, claims = [], []
     for cores, clients, controllers in ((2.0, 16, 1), (None, 16, 2), (None, 64, 8)):
-        size = points.Numbers(4, 2, controllers).size  # of benchmarks.routing
+        size = points.Numbers(4, 2, controllers).size
         point = f"{clients} clients, {'cores of their own' if cores is None else f'{cores:.0f} cores'}"
         found = {
             name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, through)

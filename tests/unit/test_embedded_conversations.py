@@ -3,12 +3,18 @@
 import random
 from itertools import islice
 
-from benchmarks.system_prompts import SYSTEM_PROMPTS
 from deployments.embedded.conversations import CHARS, MAX_SYSTEM_CHARS, SHARES, conversations, system_text
 from deployments.embedded.problems import Split, draw_problems
 from deployments.embedded.tokenizer import STEP_DELIMITER
 
 BATCHES = 2_000
+HELD_OUT = {
+    "You are a helpful assistant.",
+    "Talk like a sea captain from the 1700s; stay in character whatever happens, and mind the 42 gulls.",
+    "Please reason step by step, and put your final answer within \\boxed{}.",
+    "You are ChatNova, a large language model. Knowledge cutoff: 2025-06. Current date: 2026-11-21.",
+}
+"""System prompts under which the models were measured (benchmarks/results/NOTES.md)."""
 
 
 def test_every_kind_has_its_share_and_the_question_is_last() -> None:
@@ -29,12 +35,11 @@ def test_every_kind_has_its_share_and_the_question_is_last() -> None:
 
 def test_system_texts_have_the_requested_length_and_exclude_the_benchmarks_prompts() -> None:
     rng = random.Random(2)
-    held_out = set(SYSTEM_PROMPTS.values())
     for _ in range(BATCHES):
         chars = rng.randint(CHARS["short"][0], MAX_SYSTEM_CHARS)
         text = system_text(rng, chars)
         assert 0 < len(text) <= chars
-        assert text not in held_out
+        assert text not in HELD_OUT
 
 
 def test_the_same_seed_draws_the_same_conversations() -> None:

@@ -8,8 +8,8 @@ from tests.unit.documentation.pages import PAGES, ROOT, Mention, anchors, links,
 
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
 FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w.*-]+)+/?")
-MADE = ("benchmarks/results",)
-"""Folders of files that benchmarks write. Only files that the docs quote are in the repository."""
+RESULT = re.compile(r"\b[a-z_0-9]+-[0-9a-f]{7}(?:-[0-9])?\b")
+"""Name of a benchmark's result: the program, the commit, and a number where it ran there again."""
 
 
 @pytest.mark.parametrize("link", links(), ids=str)
@@ -24,8 +24,15 @@ def test_every_link_has_a_target(link: Mention) -> None:
 def test_named_files_exist() -> None:
     named = [(span, path) for span in spans() for path in FILE.findall(span.text)]
     assert len(named) > 50
-    missing = [str(span) for span, path in named if not any(ROOT.glob(path.rstrip("/"))) and not path.startswith(MADE)]
+    missing = [str(span) for span, path in named if not any(ROOT.glob(path.rstrip("/")))]
     assert missing == []
+
+
+def test_named_results_exist() -> None:
+    named = [(page, name) for page in PAGES for name in RESULT.findall(page.read_text())]
+    assert len(named) > 50
+    results = {path.stem for path in (ROOT / "benchmarks/results").iterdir()}
+    assert [f"{name_of(page)}: {name}" for page, name in named if name not in results] == []
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:
