@@ -47,7 +47,7 @@ def poisoned_scheduler(vllm_config: Any, **arguments: Any) -> Any:
     scores = vllm_config.model_config.runner_type == "pooling"
     deadly = {SCORED: 0} if scores else {AT_ONCE: 0, LATER: LATER_TOKENS}
     ids = {tokenizer.convert_tokens_to_ids(character): character for character in deadly}
-    file = os.environ.get(VARIABLE)
+    file = os.environ.get(VARIABLE, "")
     plain: Any = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     base: Any = StepScheduler if scores else plain
 
