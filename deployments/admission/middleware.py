@@ -12,7 +12,7 @@ from deployments.admission.auth import key_of
 from deployments.admission.body import read_by
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
-from deployments.admission.errors import ApiError, Busy, api_error
+from deployments.admission.errors import ApiError, Busy, no_place
 from deployments.admission.limits import Bodies
 from deployments.admission.proxy import REST, ROOM
 from deployments.admission.quotas import TokenQuotas
@@ -111,7 +111,7 @@ class Admission:
 
 def _refused(error: ApiError | NoPlace) -> Response:
     """Returns the error reply. If the key is at its limits, a header tells the proxy to refuse it for a while."""
-    reply = api_error(error)
+    reply = no_place(error) if isinstance(error, NoPlace) else error
     response = reply.response()
     if isinstance(reply, Busy) and (rest_s := RESTS.get(reply.reason)):
         response.headers[REST] = f"{reply.reason} {min(rest_s, reply.retry_after_s)} {reply.retry_after_s}"

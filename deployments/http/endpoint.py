@@ -10,10 +10,11 @@ from fastapi import Depends, Request
 from deployments.admission.body import check_media, parsed_object, read_by
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
-from deployments.admission.errors import SCHEMA_PATH, BadRequest, NotFound
+from deployments.admission.errors import BadRequest, NotFound
 from deployments.admission.middleware import place_of
 from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
+from deployments.http.errors import SCHEMA_PATH
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess

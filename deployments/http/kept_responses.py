@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from sse_starlette import ServerSentEvent
 
-from deployments.admission.errors import BadRequest, api_error
+from deployments.admission.errors import BadRequest
+from deployments.http.errors import api_error
 from deployments.http.kept import StoreAccess
 from deployments.http.replies import Json
 from deployments.http.responses import ResponseEvents, ended_response, search_id_of

@@ -9,8 +9,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from deployments.admission.errors import ApiError, api_error
+from deployments.admission.errors import ApiError
 from deployments.admission.stopping import Stopping
+from deployments.http.errors import api_error
 from deployments.http.kept import StoreAccess
 from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
 from deployments.http.responses import Responses

@@ -14,10 +14,11 @@ from deployments.admission.auth import is_job, key_of
 from deployments.admission.body import by_size
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
-from deployments.admission.errors import BadRequest, Unavailable, api_error
+from deployments.admission.errors import BadRequest, Unavailable
 from deployments.admission.middleware import place_of, taken_over
 from deployments.http.cached_search import answering
 from deployments.http.endpoint import Endpoint, KeptHere, Served
+from deployments.http.errors import api_error
 from deployments.http.kept import After, Limit, page
 from deployments.http.kept_responses import (
     PREFIX,

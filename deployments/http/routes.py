@@ -11,16 +11,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from deployments.admission import errors
 from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_of
 from deployments.admission.body import validated
 from deployments.admission.disconnect import while_connected
+from deployments.admission.errors import BadRequest
 from deployments.admission.middleware import Admission, place_of
 from deployments.admission.normalize import Normalize
 from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
-from deployments.http import batches, documentation, files, page_routes, replies, response_routes, searches
+from deployments.http import batches, documentation, errors, files, page_routes, replies, response_routes, searches
 from deployments.http.cached_search import answering
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
@@ -93,7 +93,7 @@ async def search(request: Request, served: Served) -> Response:
     """As chat completions, plain, with the whole tree in the reply."""
     chat, job = await _search(request, served)
     if chat.stream:
-        raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
+        raise BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     head = _head(served, chat, job)
     # Not from the answer cache, which has no trees.
     searching = _searching(request, served, chat, head, served.searches)

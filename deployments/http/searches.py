@@ -10,8 +10,9 @@ from sse_starlette import ServerSentEvent
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.admission.errors import Busy, api_error
+from deployments.admission.errors import Busy
 from deployments.http.endpoint import KeptHere
+from deployments.http.errors import api_error
 from deployments.http.kept import After, Limit, StoreAccess, page
 from deployments.http.replies import DONE, dumps, json_response
 from deployments.http.streaming import EventStream, sse

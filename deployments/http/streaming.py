@@ -8,8 +8,9 @@ from typing import Protocol
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from deployments.admission.errors import ApiError, api_error
+from deployments.admission.errors import ApiError
 from deployments.admission.middleware import leave, place_of
+from deployments.http.errors import api_error
 from deployments.http.replies import Data, dumps
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
