@@ -16,7 +16,7 @@ from cluster.jobs.window import Window
 from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError, StoreSettings
 from deployments.store import Damaged as StateDamaged
 from search.tools.fair_threads import FairThreads
-from search.tools.tasks import ended
+from search.tools.tasks import cancel_and_wait
 
 T = TypeVar("T")
 LOOK_EVERY_S = 0.5
@@ -176,7 +176,7 @@ class BatchRun:
                 progress.tell(BatchStatus.IN_PROGRESS, again=True)
                 raise
             finally:
-                await ended(job)
+                await cancel_and_wait(job)
         if outputs.done.count != given.lines:
             raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
         return Ending(BatchStatus.COMPLETED)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from search.tools.tasks import ended
+from search.tools.tasks import cancel_and_wait
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         raise ClientDisconnect
     finally:
         leaving.cancel()
-        await ended(working)
+        await cancel_and_wait(working)
 
 
 async def _gone(receive: Receive) -> None:

@@ -14,7 +14,7 @@ from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, no_place
 from deployments.admission.limits import Bodies
-from deployments.admission.proxy import REST, ROOM
+from deployments.admission.proxy import BACKOFF_HEADER, CAPACITY_HEADER
 from deployments.admission.quotas import TokenQuotas
 from deployments.admission.service_tier import asks_flex, may_ask_flex
 from deployments.config import KeyRecord
@@ -86,7 +86,7 @@ class Admission:
             if message["type"] == "http.response.start":
                 now = self._live.now
                 room = now.most_inside + max(SPARE, now.searches // 4)
-                MutableHeaders(scope=message)[ROOM] = f"{self._name} {room}"
+                MutableHeaders(scope=message)[CAPACITY_HEADER] = f"{self._name} {room}"
             await send(message)
 
         return announcing
@@ -114,7 +114,7 @@ def _refused(error: ApiError | NoPlace) -> Response:
     reply = no_place(error) if isinstance(error, NoPlace) else error
     response = reply.response()
     if isinstance(reply, Busy) and (rest_s := RESTS.get(reply.reason)):
-        response.headers[REST] = f"{reply.reason} {min(rest_s, reply.retry_after_s)} {reply.retry_after_s}"
+        response.headers[BACKOFF_HEADER] = f"{reply.reason} {min(rest_s, reply.retry_after_s)} {reply.retry_after_s}"
     return response
 
 

@@ -24,7 +24,9 @@ from deployments.admission.proxy_bodies import BodyLimits
 from deployments.admission.proxy_flow import ProxyFlow
 from deployments.admission.route_path import route_path
 
-ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
+CONTROL_HEADERS = frozenset(
+    {b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"}
+)
 """Request headers that control Serve: ignore a client's disconnect, change the timeout, choose a replica by its model.
 ``_`` counts as ``-``, as it does for Serve."""
 ROUTER_PREFIX = b"x-serve-router-"
@@ -39,19 +41,19 @@ nothing else asks: load balancers and KubeRay ask ``/-/healthz``, which tells on
 
 WORK = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
 """Routes that need a place: their registered paths get the `Admission` of the controller."""
-ROOM = "x-banyan-room"
+CAPACITY_HEADER = "x-banyan-room"
 """Header from a controller to the proxy: the controller's name and how many requests it has room for: ``3f6c 128``."""
 REMEMBERED_S = 60.0
 """How long an announced room is valid."""
 RETRY_AFTER_S = 2
 FIRST_PART_S = 1.0
 """Longest wait of the proxy for the first part of a body."""
-REST = "x-banyan-rest"
+BACKOFF_HEADER = "x-banyan-rest"
 """Header from a controller to the proxy, sent when a request's key is at its limits: the reason, the seconds for which
 the proxy shall refuse the key, and the client's ``Retry-After`` in seconds: ``owner 0.5 4``."""
 MOST_RESTING = 10_000
 """Maximum number of keys remembered as at their limits. All were valid, but one key can be written in many ways."""
-SAID = {
+MESSAGES = {
     "places": "all places for searches are taken; try again shortly",
     "owner": "this API key has as many requests at work as it may (limits.places)",
     "tokens_per_minute": "this API key has used its tokens of the minute (limits.tokens_per_minute)",
@@ -86,7 +88,7 @@ class DropOrders:
 def is_harmless(name: bytes, value: bytes) -> bool:
     """Whether a header may be passed to Serve."""
     plain = name.lower().replace(b"_", b"-")
-    if plain in ORDERS or plain == TURNED_AWAY or plain.startswith(ROUTER_PREFIX):
+    if plain in CONTROL_HEADERS or plain == TURNED_AWAY or plain.startswith(ROUTER_PREFIX):
         return False
     try:
         value.decode()
@@ -214,23 +216,23 @@ class ProxyAdmission:
 
     def _listen(self, headers: MutableHeaders, client: bytes | None) -> None:
         """Reads a controller's announcements from a reply's headers and removes them."""
-        if rest := headers.get(REST):
-            del headers[REST]
+        if rest := headers.get(BACKOFF_HEADER):
+            del headers[BACKOFF_HEADER]
             reason, seconds, again_s = rest.split(" ")
             now = time.monotonic()
             self._resting = {each: rest for each, rest in self._resting.items() if rest.until > now}
             if client and len(self._resting) < MOST_RESTING:
                 self._resting[client] = KeyRefusal(reason, now + float(seconds), now + float(again_s))
-        announced = headers.get(ROOM)
+        announced = headers.get(CAPACITY_HEADER)
         if announced is not None:
-            del headers[ROOM]
+            del headers[CAPACITY_HEADER]
             name, _, requests = announced.partition(" ")
             self._rooms[name] = Room(int(requests), time.monotonic())
 
 
 def refusal(reason: str) -> bytes:
     """Returns the body of a 429 in OpenAI's shape."""
-    return error_body(SAID[reason], "rate_limit_error", "rate_limit_exceeded")
+    return error_body(MESSAGES[reason], "rate_limit_error", "rate_limit_exceeded")
 
 
 def _client(scope: Scope) -> bytes | None:

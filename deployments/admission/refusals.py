@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.errors import REFUSAL, ApiError, Busy
-from deployments.admission.proxy import SAID, TURNED_AWAY
+from deployments.admission.proxy import MESSAGES, TURNED_AWAY
 
 
 class CountRefusals:
@@ -40,5 +40,5 @@ def _proxy_refusals(scope: Scope) -> Iterator[tuple[str, int]]:
     counts = Headers(scope=scope).get(TURNED_AWAY.decode(), "") if scope["type"] == "http" else ""
     for each in counts.split(", "):
         reason, _, count = each.partition(" ")
-        if reason in SAID and count.isascii() and count.isdecimal() and len(count) < 10:
+        if reason in MESSAGES and count.isascii() and count.isdecimal() and len(count) < 10:
             yield reason, int(count)

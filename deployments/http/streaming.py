@@ -15,7 +15,7 @@ from deployments.http.replies import Data, dumps
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
-from search.tools.tasks import ended
+from search.tools.tasks import cancel_and_wait
 
 PING_S = 5.0
 """Seconds of silence before a comment is sent. Proxies close connections that are idle for about half a minute, and
@@ -95,7 +95,7 @@ async def stream(
         for data in script.failed(api_error(error)):
             yield sse(data)
     finally:
-        await ended(running)
+        await cancel_and_wait(running)
 
 
 def sse(data: Data) -> ServerSentEvent:

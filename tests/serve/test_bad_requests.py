@@ -46,7 +46,7 @@ def test_a_request_without_a_key_is_refused(idle: Application, key: str | None) 
     assert httpx.get(f"{idle.url}/health").status_code == 200
 
 
-ORDERS = {
+CONTROL_HEADERS = {
     "x-request-disconnect-disabled": "?1",
     "X-Request-Timeout-Seconds": "0.001",
     "serve_multiplexed_model_id": "a",
@@ -55,7 +55,7 @@ ORDERS = {
 
 def test_clients_cannot_send_serves_control_headers(idle: Application) -> None:
     with idle.client(httpx.Timeout(60.0)) as client:
-        reply = client.post("/v1/chat/completions", json=GOOD, headers=ORDERS)
+        reply = client.post("/v1/chat/completions", json=GOOD, headers=CONTROL_HEADERS)
         assert reply.status_code == 200, reply.text
         for name in ("x-request-id", "x-session-id", "traceparent"):
             headers = {name: b"\xff\xfe"}
@@ -63,7 +63,7 @@ def test_clients_cannot_send_serves_control_headers(idle: Application) -> None:
     impatient = httpx.Timeout(60.0, read=0.3)
     long = request(problems(1, seed=33, level=5)[0], 1, search={"strategy": "beam_search", "n": 64, "m": 4})
     with idle.client(impatient) as client, pytest.raises(httpx.ReadTimeout):
-        client.post("/v1/chat/completions", json=long, headers=ORDERS)
+        client.post("/v1/chat/completions", json=long, headers=CONTROL_HEADERS)
     until(lambda: idle.status()["searches"] == 0, "a search ends with its client, whatever the client said", 10.0)
 
 

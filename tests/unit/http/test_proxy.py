@@ -13,9 +13,9 @@ from deployments.admission import proxy
 from deployments.admission.errors import Busy
 from deployments.admission.middleware import SPARE
 from deployments.admission.proxy import (
+    CAPACITY_HEADER,
+    MESSAGES,
     RETRY_AFTER_S,
-    ROOM,
-    SAID,
     DropOrders,
     HideApplications,
     ProxyAdmission,
@@ -131,7 +131,7 @@ async def test_the_proxy_refuses_only_what_the_controller_would_refuse(make_worl
     async with world.client as client:
         first = await client.post(CHAT, json=chat())
         assert first.status_code == 200
-        assert ROOM not in first.headers
+        assert CAPACITY_HEADER not in first.headers
         world.generator.gate.clear()
         inside = [asyncio.create_task(client.post(CHAT, json=chat(seed=seed))) for seed in range(2)]
         while world.generator.running < 2:
@@ -144,7 +144,7 @@ async def test_the_proxy_refuses_only_what_the_controller_would_refuse(make_worl
             assert (await client.get(path)).status_code == 200
         world.app._inside += SPARE  # type: ignore[attr-defined]  # type: ignore[attr-defined]  # requests on their way to the controller
         refused = await client.post(CHAT, json=chat())
-        assert (refused.status_code, refused.json()) == (429, Busy(SAID["places"], "places").body)
+        assert (refused.status_code, refused.json()) == (429, Busy(MESSAGES["places"], "places").body)
         assert refused.headers["retry-after"] == str(RETRY_AFTER_S)
         assert (await client.get("/v1/models")).status_code == 200
         world.app._inside -= SPARE  # type: ignore[attr-defined]

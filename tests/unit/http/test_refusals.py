@@ -17,7 +17,7 @@ from deployments.admission import middleware as admission
 from deployments.admission import proxy
 from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_digest, key_record
-from deployments.admission.proxy import REST, TURNED_AWAY, ProxyAdmission
+from deployments.admission.proxy import BACKOFF_HEADER, TURNED_AWAY, ProxyAdmission
 from deployments.config import KeyLimits
 from deployments.http.routes import create_app
 from deployments.service.places import Owner
@@ -127,7 +127,7 @@ async def test_the_proxy_refuses_a_key_at_its_limits_for_the_announced_time(
         assert counted.refused == {(429, "owner"): 2}
         assert (await working).status_code == 200
     assert (first.status_code, second.status_code) == (429, 429)
-    assert REST not in first.headers
+    assert BACKOFF_HEADER not in first.headers
     assert second.headers["retry-after"] == first.headers["retry-after"]
     words, said = second.json()["error"], first.json()["error"]
     assert words | {"message": None} == said | {"message": None}
@@ -149,10 +149,10 @@ async def test_remembered_keys_are_limited_and_expire(counted: Counted, monkeypa
     monkeypatch.setattr(proxy, "MOST_RESTING", 2)
     admission = ProxyAdmission(counted.app)
     for name in (b"a", b"b", b"c"):
-        admission._listen(MutableHeaders({REST: "owner 0.5 1"}), name)
+        admission._listen(MutableHeaders({BACKOFF_HEADER: "owner 0.5 1"}), name)
     assert set(admission._resting) == {b"a", b"b"}
     monkeypatch.setattr(proxy, "time", clock_ahead(0.6))
-    admission._listen(MutableHeaders({REST: "owner 0.5 1"}), b"c")
+    admission._listen(MutableHeaders({BACKOFF_HEADER: "owner 0.5 1"}), b"c")
     assert set(admission._resting) == {b"c"}
 
 
