@@ -157,7 +157,8 @@ class WriteAhead:
         self._abort = abort
         self._searches: dict[str, SearchAhead] = {}
         self._wanted: list[tuple[float, int, _Round, _FinishedStep]] = []
-        """Heap of children to begin: (sibling fraction, arrival number, round, parent step). Entries of rounds that are over are dropped when they come first, or when there are too many."""
+        """Heap of children to begin: (sibling fraction, arrival number, round, parent step). Entries of
+        rounds that are over are dropped when they come first, or when there are too many."""
         self._prune_above = PRUNE_ABOVE
         self._numbers = count()
         self._turn_s = self.call_s = 0.0
