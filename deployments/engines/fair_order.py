@@ -1,7 +1,8 @@
 """The order in which a replica starts the requests of several owners and their searches."""
 
+import time
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,6 +11,11 @@ REMEMBERED = 256
 TURN = 16
 """Requests per turn. They share one position in the order, and most of them continue the same prefix. Where memory does
 not hold the prefixes of all searches, turns of one request would evict every prefix between two turns of its search."""
+SLOTS_FOR_OTHERS = 8
+"""One slot of the batch in this many is not given to an owner that holds all others, while there are other owners. The
+engine takes no request back, and one that writes a whole solution keeps its slot for long."""
+OTHERS_S = 60.0
+"""An owner counts as there for this long after its last request came."""
 
 
 class _Packet(NamedTuple):
@@ -81,6 +87,8 @@ class _Owner:
     """The turns of its searches."""
     requests: int = 0
     """Number of its live requests."""
+    running: int = 0
+    """Number of those that have started."""
     next_turn: int = 0
     """Virtual time at which its next turn starts, in requests that were started for it."""
 
@@ -91,10 +99,19 @@ class OwnerOrder:
 
     Start-time fair queueing again, with turns of `TURN` requests. Here turns are given when requests start, so that the
     searches of an owner are not tied to the order in which they came. Positions are of one owner; `priority` makes
-    positions of several owners comparable.
+    positions of several owners comparable. While there are other owners, none gets the whole batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            batch: maximum number of requests that the engine runs at a time.
+            clock: returns seconds.
+        """
+        self._max_running = max(1, batch - max(1, batch // SLOTS_FOR_OTHERS))
+        self._clock_s = clock
+        self._latest = self._latest_other = ("", -OTHERS_S)
+        """The owner whose request came last, and the last one of another owner; with the seconds when."""
         self._owners: defaultdict[str, _Owner] = defaultdict(_Owner)
         self._turn_of = ""
         """The owner that has the turn."""
@@ -108,10 +125,18 @@ class OwnerOrder:
     def enter(self, owner: str) -> None:
         """Records that a request of an owner is alive."""
         self._owners[owner].requests += 1
+        if owner != self._latest[0]:
+            self._latest_other = self._latest
+        self._latest = owner, self._clock_s()
 
-    def leave(self, owner: str) -> None:
-        """Records that a request of an owner has ended."""
+    def occupy(self, owner: str) -> None:
+        """Records that a request of an owner has got a slot."""
+        self._owners[owner].running += 1
+
+    def leave(self, owner: str, occupied: bool) -> None:
+        """Records that a request of an owner has ended, and whether it had a slot."""
         known = self._owners[owner]
+        known.running -= occupied
         known.requests -= 1
         if not known.requests:
             known.order.forget_all()
@@ -120,14 +145,17 @@ class OwnerOrder:
         """The position of a search's next request among those of its owner: lower goes first."""
         return self._owners[owner].order.position(search_id)
 
-    def turn(self, waiting: Collection[str]) -> str:
-        """The owner of the next request to start, among those with requests that wait."""
-        if self._left and self._turn_of in waiting:
+    def turn(self, waiting: Collection[str]) -> str | None:
+        """The owner of the next request to start, among those with requests that wait. None where each of them has all
+        the slots that it may have."""
+        able = [owner for owner in waiting if not self._is_full(owner)]
+        if self._left and self._turn_of in able:
             return self._turn_of
-        return min(waiting, key=self._next_turn)
+        return min(able, key=self._next_turn, default=None)
 
     def started(self, owner: str) -> None:
-        """Records that a request of an owner has started."""
+        """Records that a request of an owner has its turn, and a slot."""
+        self.occupy(owner)
         began = self._next_turn(owner)
         if owner != self._turn_of or not self._left:
             self._turn_of, self._left, self._turn_began = owner, TURN, began
@@ -142,6 +170,12 @@ class OwnerOrder:
         """Records that a request of an owner at a position has finished."""
         self._clock = max(self._clock, self.priority(owner, place) + 1)
         self._owners[owner].order.served(place)
+
+    def _is_full(self, owner: str) -> bool:
+        if self._owners[owner].running < self._max_running:
+            return False
+        _, others_came = self._latest_other if owner == self._latest[0] else self._latest
+        return self._clock_s() - others_came < OTHERS_S
 
     def _next_turn(self, owner: str) -> int:
         return max(self._turn_began, self._owners[owner].next_turn)

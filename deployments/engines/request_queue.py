@@ -112,9 +112,9 @@ class EngineRequest:
             self.on_discard(output)
 
     @property
-    def owner(self) -> str:
-        """Whose it is: the searches of one API key share a salt."""
-        return self.cache_salt
+    def owner(self) -> str | None:
+        """Whose it is: the searches of one API key share a salt. None for a canary."""
+        return None if self.lane is Lane.CANARY else self.cache_salt
 
     @property
     def may_run_beside(self) -> bool:
@@ -132,12 +132,11 @@ class _Queued:
 
     def add(self, request: EngineRequest) -> None:
         turn = 2 * request.place + (not request.lane.first_steps)
-        owner = None if request.lane is Lane.CANARY else request.owner
-        heapq.heappush(self.heaps.setdefault(owner, []), (turn, request.number, request))
+        heapq.heappush(self.heaps.setdefault(request.owner, []), (turn, request.number, request))
 
     @property
     def first(self) -> EngineRequest | None:
-        """The request that starts next."""
+        """The request that starts next. None where none may."""
         for owner, heap in [*self.heaps.items()]:
             while heap and heap[0][2].ending is not None:
                 heapq.heappop(heap)
@@ -146,14 +145,15 @@ class _Queued:
         if not self.heaps:
             return None
         owners = [owner for owner in self.heaps if owner is not None]
-        owner = None if len(owners) < len(self.heaps) else self.order.turn(owners)
-        return self.heaps[owner][0][2]
+        if len(owners) < len(self.heaps):
+            return self.heaps[None][0][2]
+        owner = self.order.turn(owners)
+        return None if owner is None else self.heaps[owner][0][2]
 
     def start(self, request: EngineRequest) -> None:
         """Removes the request that starts next."""
-        canary = request.lane is Lane.CANARY
-        heapq.heappop(self.heaps[None if canary else request.owner])
-        if not canary:
+        heapq.heappop(self.heaps[request.owner])
+        if request.owner is not None:
             self.order.started(request.owner)
 
 
@@ -215,7 +215,7 @@ class RequestQueue:
         """Number of requests written ahead that started since the newest engine step."""
         self._batch = batch
         self._slots = batch + math.ceil(ahead * batch)
-        self._order = OwnerOrder()
+        self._order = OwnerOrder(batch)
         self._waiting = {False: _Queued(self._order), True: _Queued(self._order)}
         """Requests without reserved memory, by whether they are flex."""
         self._reserved = _Queued(self._order)
@@ -290,9 +290,12 @@ class RequestQueue:
             if optional and request.hold is None:
                 return False
             self.clamp.add(request.needs)
-        if request.lane is Lane.CANARY:
-            place = CANARY_PLACE
-        request.place = self._order.position(request.owner, request.search_id) if place is None else place
+        if request.owner is None:
+            request.place = CANARY_PLACE
+        elif place is None:
+            request.place = self._order.position(request.owner, request.search_id)
+        else:
+            request.place = place
         self._register(request)
         if reserve and request.hold is None:
             self._short_until = request.number
@@ -354,7 +357,7 @@ class RequestQueue:
 
     def _priority(self, request: EngineRequest) -> int:
         place = request.place
-        if request.lane is not Lane.CANARY:
+        if request.owner is not None:
             place = self._order.priority(request.owner, place)
         return 2 * place + (not request.lane.first_steps)
 
@@ -403,6 +406,7 @@ class RequestQueue:
         self._register(request)
         self._started_ahead[request.request_id] = request
         self._since_step += 1
+        self._order.occupy(request.cache_salt)
         request.started = True
         self._running += 1
         return request
@@ -412,9 +416,9 @@ class RequestQueue:
         any more."""
         request.ahead = False
         self._started_ahead.pop(request.request_id, None)
-        request.place = self._order.position(request.owner, request.search_id)
+        request.place = self._order.position(request.cache_salt, request.search_id)
         if request.ending is Ending.FINISHED:
-            self._order.served(request.owner, request.place)
+            self._order.served(request.cache_salt, request.place)
         elif self.clamp is not None and request.needs is not None:
             self.clamp.add(request.needs)
 
@@ -439,7 +443,8 @@ class RequestQueue:
         request.number = self._begun
         request.request_id = f"{self._id_prefix}-{request.number}"
         self._alive[request.request_id] = request
-        self._order.enter(request.owner)
+        if request.owner is not None:
+            self._order.enter(request.owner)
 
     def end(self, request: EngineRequest, ending: Ending) -> None:
         """Ends a request and frees its slot and memory for the next one.
@@ -459,12 +464,13 @@ class RequestQueue:
             del self._started_ahead[request.request_id]
             if self.clamp is not None and request.hold is not None:
                 self.clamp.release(request.hold)
-        elif ending is Ending.FINISHED:
+        elif ending is Ending.FINISHED and request.owner is not None:
             self._order.served(request.owner, request.place)
         if self.clamp is not None and request.needs is not None and not request.ahead:
             waits = self._short_of_memory and self.queued > 0
             self.clamp.remove(request.needs, request.hold, others_wait=waits and ending is Ending.FINISHED)
-        self._order.leave(request.owner)
+        if request.owner is not None:
+            self._order.leave(request.owner, request.started)
         self.wake()
         request.on_end(request)
 

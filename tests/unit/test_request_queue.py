@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from deployments.engines import fair_order
 from deployments.engines.fair_order import TURN
 from deployments.engines.request_queue import FLEX_RATIO, Ending, EngineRequest, RequestError, RequestQueue
 from kvstore.memory.clamp import MAX_OVERCOMMIT, KVClamp
@@ -85,6 +86,34 @@ def test_a_search_of_another_owner_waits_for_one_turn_however_many_searches_ther
         order += [running.search_id]
         running = queue.start_next() or running
     assert [number for number, name in enumerate(order) if name == "single"] == [*range(TURN, TURN + 4)]
+
+
+def test_an_owner_leaves_slots_of_the_batch_to_others_while_there_are_any() -> None:
+    queue = RequestQueue(16)
+    submitted(queue, *(request("alone", owner="wide") for _ in range(20)))
+    alone = started(queue)
+    assert len(alone) == 20, "the whole batch, and those that start next"
+    for each in alone:
+        queue.end(each, Ending.FINISHED)
+    submitted(queue, request("other", owner="narrow"), *(request("wide", owner="wide") for _ in range(40)))
+    running = started(queue)
+    assert Counter(each.search_id for each in running) == {"other": 1, "wide": 14}
+    submitted(queue, request("other", owner="narrow"), request("canary", lane=Lane.CANARY))
+    assert names(started(queue)) == "canary other", "they need not wait until one of the wide search ends"
+    queue.end(running[-1], Ending.FINISHED)
+    assert names(started(queue)) == "wide"
+
+
+def test_an_owner_has_the_whole_batch_again_when_others_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    queue = RequestQueue(16)
+    monkeypatch.setattr(queue._order, "_clock_s", lambda: now[0])
+    queue.end(*submitted(queue, request(owner="narrow")), Ending.ABORTED)
+    submitted(queue, *(request(owner="wide") for _ in range(40)))
+    assert len(started(queue)) == 14
+    queue.end(*submitted(queue, request(lane=Lane.CANARY)), Ending.ABORTED)
+    now[0] = fair_order.OTHERS_S
+    assert len(started(queue)) == 6
 
 
 def test_a_narrow_search_does_not_wait_behind_a_wide_one_of_its_owner_while_another_owner_is_served() -> None:
