@@ -15,13 +15,15 @@ ServiceTier = Annotated[
     Field(description="flex: of lower priority, let in where places are left. All others of OpenAI's are default."),
 ]
 """The values that OpenAI's clients may send."""
-_MAY_SAY_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"|\\u00[567]')
-"""Matches the field, and letters written as escapes (``fl\\u0065x``), in which it may hide."""
+_FIELD = re.compile(rb'"service_tier"\s*:\s*"flex"')
+_ESCAPED_LETTERS = (rb"\u005", rb"\u006", rb"\u007")
+"""Beginnings of letters written as escapes (``fl\\u0065x``), in which the field may hide."""
 
 
 def may_ask_flex(body: bytes) -> bool:
-    """Whether a body may be a flex request, so that `asks_flex` has to parse it. Cheap for a body of any length."""
-    return _MAY_SAY_FLEX.search(body) is not None
+    """Whether a body may be a flex request, so that `asks_flex` has to parse it. Cheap for a body of any length: each
+    search looks for a fixed text first."""
+    return any(letter in body for letter in _ESCAPED_LETTERS) or _FIELD.search(body) is not None
 
 
 def asks_flex(body: bytes) -> bool:

@@ -189,20 +189,26 @@ class Jobs:
             BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
-        prompts = tuple(self._encoded(path, prompt) for path, prompt in body.prompts())
+        given = body.prompts()
         limits = self._limits(key)
         width = body.best_of or body.n
-        total_tokens = len(prompts) * width * body.max_tokens
+        total_tokens = len(given) * width * body.max_tokens
         if width > limits.n:
             path = "best_of" if body.best_of else "n"
             raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
         if total_tokens > limits.tokens:
-            message = f"{len(prompts)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
+            message = f"{len(given)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
             raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
-        for index, prompt in enumerate(prompts):
+        encoded: list[tuple[int, ...]] = []
+        for index, (path, text) in enumerate(
+            given
+        ):  # the first that does not fit ends it: tokenizing a megabyte takes 1 s
+            prompt = self._encoded(path, text)
             if len(prompt) + body.max_tokens > self._context:
                 fault = f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for"
                 raise context_exceeded(self._context, fault, "prompt")
+            encoded.append(prompt)
+        prompts = tuple(encoded)
         limit = body.concurrency_limit
         # More prompts at once than the engine's batch holds would gain nothing and keep other searches waiting.
         max_prompts = max(1, self._batch // width)

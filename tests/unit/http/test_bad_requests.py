@@ -343,6 +343,28 @@ async def test_a_path_of_far_too_many_characters_is_not_tokenized(
     assert error["message"] == "the PRM's context is 1024 tokens; a path of 50004 characters has more"
 
 
+async def test_prompts_behind_one_that_does_not_fit_are_not_tokenized(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world()
+    tokenized: list[str] = []
+    plain = type(world.encoder).encode_text
+
+    def counting(encoder: Any, text: str, **arguments: Any) -> list[int]:
+        tokenized.append(text)
+        return plain(encoder, text, **arguments)
+
+    monkeypatch.setattr(type(world.encoder), "encode_text", counting)
+    body = {"model": "m", "use_beam_search": True, "n": 2, "max_tokens": 16, "temperature": 0}
+    async with world.client as client:
+        reply = await client.post("/v1/completions", json=body | {"prompt": ["1", *["2" * 1020] * 50]})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert len(tokenized) == 2
+        reply = await client.post("/v1/completions", json=body | {"prompt": ["1"] * 50, "max_tokens": 100_000})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "above_limit")
+        assert len(tokenized) == 2
+
+
 async def test_a_path_that_the_reward_model_refuses_is_not_to_be_tried_again(make_world: Callable[..., World]) -> None:
     world = make_world(fallback="fail")
     world.scorer.error = ScorerRefused("a path cannot be encoded: the chat template refuses 'my diary'")
