@@ -105,9 +105,9 @@ class Bodies:
         now = asyncio.get_running_loop().time()
         slowest, slot = next(iter(self._reading.items()))
         if own:
-            raise Busy(f"{own} bodies are on their way already; send fewer at a time", "bodies")
+            raise Busy(f"{own} request bodies are in transfer already; send fewer at a time", "bodies")
         if now - slot.since < PATIENCE_S:
-            raise Busy("too many bodies of other clients are on their way; try again shortly", "bodies")
+            raise Busy("too many request bodies of other clients are in transfer; try again shortly", "bodies")
         del self._reading[slowest]
         slowest.reschedule(now)
 

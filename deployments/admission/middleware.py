@@ -102,7 +102,7 @@ class Admission:
         owner = _owner(scope, key)
         delay_s = self._loop_delay.seconds
         if delay_s > self._live.now.max_loop_delay_s:
-            raise Busy(f"the server is {delay_s:.1f} s behind its work; try again shortly", "event_loop")
+            raise Busy(f"the server's event loop is delayed by {delay_s:.1f} s; try again shortly", "event_loop")
         if key is not None:
             self._quotas.check(key)
         self._places.check(owner)

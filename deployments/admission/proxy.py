@@ -54,9 +54,9 @@ the proxy shall refuse the key, and the client's ``Retry-After`` in seconds: ``o
 MOST_RESTING = 10_000
 """Maximum number of keys remembered as at their limits. All were valid, but one key can be written in many ways."""
 MESSAGES = {
-    "places": "all places for searches are taken; try again shortly",
-    "owner": "this API key has as many requests at work as it may (limits.places)",
-    "tokens_per_minute": "this API key has used its tokens of the minute (limits.tokens_per_minute)",
+    "places": "all slots for searches are taken; try again shortly",
+    "owner": "this API key has reached its limit of concurrent requests (limits.places)",
+    "tokens_per_minute": "this API key has used its tokens per minute (limits.tokens_per_minute)",
 }
 """Error message by reason of refusal."""
 

@@ -42,7 +42,7 @@ class BodyLimits:
     # Serve has not matched the application yet, so this may be another route whose path ends in the same way.
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._uploads >= MAX_UPLOADS:
-            await _busy(f"{MAX_UPLOADS} uploads are on their way already; try again shortly")(scope, receive, send)
+            await _busy(f"{MAX_UPLOADS} uploads are in transfer already; try again shortly")(scope, receive, send)
             return
         self._uploads += 1
         try:
@@ -79,7 +79,7 @@ class BodyLimits:
             if read > most:
                 refusal = _too_large(scope["method"], most)
             elif self._arriving > MAX_ARRIVING_BYTES and own:
-                refusal = _busy("too many long bodies are on their way already; try again shortly")
+                refusal = _busy("too many long request bodies are in transfer already; try again shortly")
             return message if refusal is None else {"type": "http.disconnect"}
 
         async def sending(message: Message) -> None:

@@ -67,7 +67,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, Full):
         return BadRequest(str(error), code="store_full")
     if isinstance(error, StoreBusy):
-        return Unavailable("what is kept here is being changed by others; try again", code="store_unavailable")
+        return Unavailable("the store is locked by another request; try again", code="store_unavailable")
     if isinstance(error, PromptTooLong):
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, PathTooLarge):
@@ -76,7 +76,7 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), "steps", "context_length_exceeded")
     if isinstance(error, SchemaRefused):
         logger.warning("a JSON schema was refused: %s", error)
-        return BadRequest("no text can be held to this schema", SCHEMA_PATH)
+        return BadRequest("this schema cannot be enforced", SCHEMA_PATH)
     if isinstance(error, SchemasBusy):
         return Unavailable(str(error), code="schema_check_unavailable")
     if isinstance(error, LimitReached):

@@ -191,7 +191,7 @@ async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
         async with aclosing(parts):
             return await parser.parse()
     except MultiPartException as error:
-        raise BadRequest(f"the body is no form: {error.message}", code="invalid_form") from None
+        raise BadRequest(f"the body is not a valid form: {error.message}", code="invalid_form") from None
     except OSError as error:
         logger.error("an upload could not be written to the temporary directory: %s", error)
         raise Unavailable("there is no room for uploads now; try again", code="store_unavailable") from None

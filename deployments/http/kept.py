@@ -116,10 +116,10 @@ async def _in_time(work: Awaitable[T], seconds: float) -> T:
         async with asyncio.timeout(seconds):
             return await work
     except ThreadsFull:
-        raise Busy("too many requests wait for what is kept here; send fewer at a time", "store") from None
+        raise Busy("too many requests are waiting for the store; send fewer at a time", "store") from None
     except OSError as error:  # TimeoutError is a subclass
         logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
-        raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
+        raise Unavailable("the store cannot be reached; try again", code="store_unavailable") from None
 
 
 class OwnerLimit:
@@ -139,9 +139,9 @@ class OwnerLimit:
             Busy: the owner is at the limit, or all are.
         """
         if self._now[owner] >= self._most:
-            raise Busy(f"{self._most} {self._kind} are on their way already; open fewer at a time", "bodies")
+            raise Busy(f"{self._most} {self._kind} are in transfer already; open fewer at a time", "bodies")
         if self._most_of_all is not None and self._now.total() >= self._most_of_all:
-            raise Busy(f"too many {self._kind} of other clients are on their way; try again shortly", "bodies")
+            raise Busy(f"too many {self._kind} of other clients are in transfer; try again shortly", "bodies")
         self._now[owner] += 1
         try:
             yield
@@ -171,7 +171,7 @@ def page(
     if after is not None:
         matches = [index for index, each in enumerate(every) if each.id == after]
         if not matches:
-            raise BadRequest(f"after: no such one: {after[:100]!r}", "after")
+            raise BadRequest(f"after: no such object: {after[:100]!r}", "after")
         begin = matches[0] + 1
     rest = iter(every[begin:])
     shown: dict[str, dict[str, Any]] = {}

@@ -135,7 +135,7 @@ class SchemaCosts:
             async with asyncio.timeout(WAIT_S):
                 return await waiting.fault
         except (TimeoutError, WorkerLost):
-            raise SchemasBusy("what this JSON schema costs could not be found out in time; try again") from None
+            raise SchemasBusy("the cost of this JSON schema could not be determined in time; try again") from None
         finally:
             # Of a client that has left, nothing waits.
             with suppress(ValueError):

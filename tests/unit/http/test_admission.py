@@ -266,7 +266,7 @@ async def test_a_late_event_loop_admits_no_request(make_world: MakeWorld, monkey
     world.loop_delay._samples.append(0.7)
     refused = await Call(world, body_parts()).ended()
     assert (refused.status, refused.asked) == (429, 0)
-    assert "0.7 s behind" in refused.error["message"]
+    assert "delayed by 0.7 s" in refused.error["message"]
     async with world.client as client:
         assert (await client.get("/health")).status_code == 200
     world.loop_delay._samples.clear()
