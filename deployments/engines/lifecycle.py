@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from deployments.engines.counters import EngineCounters, engine_leftovers
+from deployments.engines.devices import gpus_compute
 from deployments.engines.engine_calls import feed
 from deployments.engines.environment import engine_environment
 from deployments.engines.errors import EngineStartError
@@ -205,7 +206,8 @@ class EngineLifecycle(ABC, Generic[Started]):
     async def _watch_over(self, started: Started) -> None:
         """Kills an engine that hangs: its calls then fail as they do when an engine dies."""
         engine, counters = started.engine, started.counters
-        processes = EngineProcesses(_process_ids(engine))
+        gpus = engine.vllm_config.parallel_config.world_size
+        processes = EngineProcesses(_process_ids(engine), partial(gpus_compute, gpus))
         ping: asyncio.Task[None] | None = None
         answers = 0
         last = time.monotonic()
