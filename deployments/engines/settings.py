@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant, with_advice
 from search.tools.nearest import no_such
 
@@ -179,7 +180,11 @@ class EngineSettings(Settings):
 
     model: str
     """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Data type of weights, activations and KV. `auto`: float32 on a CPU; on a GPU the checkpoint's "
+        "type, or bfloat16 where that is float32.",
+    )
     max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context, tokens.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one engine step.")
     block_size: int | None = Field(None, ge=16, description="Tokens per KV block; 32 on a CPU, vLLM's own on a GPU.")
@@ -196,7 +201,8 @@ class EngineSettings(Settings):
         10.0,
         ge=1,
         le=3600,
-        description="An engine that owes a reply and says and computes nothing for so long is killed.",
+        description="Kill an engine that has work but uses neither CPU nor GPU and returns nothing for this many "
+        "seconds.",
     )
     max_step_s: float = Field(
         120.0,
@@ -268,8 +274,10 @@ class EngineSettings(Settings):
 
     @property
     def expected_block_size(self) -> int:
-        """Tokens per KV block, as far as the settings tell: a GPU's if GPUs are reserved, otherwise a CPU's."""
-        return self.block_size or (GPU_BLOCK_SIZE if self.replicas.num_gpus else CPU_BLOCK_SIZE)
+        """Tokens per KV block, before the engine runs: a GPU's if GPUs are reserved or the installed vLLM is built for
+        them, otherwise a CPU's."""
+        on_cpu = not self.replicas.num_gpus and runs_on_cpu()
+        return self.block_size or (CPU_BLOCK_SIZE if on_cpu else GPU_BLOCK_SIZE)
 
     @field_validator("engine_args")
     @classmethod

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from deployments.app import build
 from deployments.config import AppConfig, LimitSettings
 from deployments.controller import _chat_encoder, load_encoder
+from deployments.engines import settings
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 from tests.engine.reward_models import MODELS
@@ -230,6 +231,12 @@ def test_a_chunk_must_be_a_multiple_of_the_engines_block_size(generator: dict[st
 
 def test_on_a_gpu_vllms_default_block_size_is_expected() -> None:
     build(AppConfig.model_validate({"generator": {"replicas": {"num_gpus": 1}}, "cache": {"chunk_size": 48}}))
+
+
+def test_a_vllm_built_for_gpus_has_their_blocks_whatever_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "runs_on_cpu", lambda: False)
+    build(AppConfig.model_validate({"cache": {"chunk_size": 48}}))
+    assert GeneratorSettings().expected_block_size == 16
 
 
 @pytest.mark.parametrize(
