@@ -20,6 +20,7 @@ from vllm.transformers_utils.config import get_config
 
 from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
+from deployments.engines.exact import make_exact
 from deployments.engines.load_arguments import loader_args
 from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant
@@ -103,9 +104,12 @@ def engine_args(
             "is cut into chunks kills vLLM's engine there"
         )
     try:
-        return AsyncEngineArgs(**args)
+        made = AsyncEngineArgs(**args)
     except (TypeError, ValueError) as error:
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
+    if settings.exact:
+        make_exact(made)
+    return made
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:

@@ -20,16 +20,17 @@ GRAMMARS = {"VLLM_XGRAMMAR_CACHE_MB": "128"}
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """The variables that an engine's process needs when it begins: its allocator and OpenMP read theirs only then."""
-    return _on_cpu(settings) if runs_on_cpu() else _on_gpu()
+    return _on_cpu(settings) if runs_on_cpu() else _on_gpu(settings)
 
 
-def _on_gpu() -> dict[str, str]:
+def _on_gpu(settings: EngineSettings) -> dict[str, str]:
     return {
         **allocator_environment(preload=False),
         **GRAMMARS,
         # Both of vLLM's model runners would import FlashInfer, which may be missing or compile for minutes. They use
         # its sampler only for requests without a seed, and every branch has one.
         FLASHINFER_SAMPLER: os.environ.get(FLASHINFER_SAMPLER, "0"),
+        **({"VLLM_BATCH_INVARIANT": "1"} if settings.exact else {}),
     }
 
 

@@ -185,6 +185,12 @@ class EngineSettings(Settings):
         description="Data type of weights, activations and KV. `auto`: float32 on a CPU; on a GPU the checkpoint's "
         "type, or bfloat16 where that is float32.",
     )
+    exact: bool = Field(
+        False,
+        description="Make results independent of the batch, so that one seed gives one tree in 16 bits as well; set it "
+        "for generator and prm. On a GPU this is vLLM's batch-invariant mode, which is slower; on a CPU it requires "
+        "float32 ([gpu.md](gpu.md#equal-trees)).",
+    )
     max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context, tokens.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one engine step.")
     block_size: int | None = Field(None, ge=16, description="Tokens per KV block; 32 on a CPU, vLLM's own on a GPU.")
@@ -270,7 +276,8 @@ class EngineSettings(Settings):
     def kv_settings(self) -> str:
         """The settings on which keys and values depend beside the weights, as JSON. The longest context is among them:
         some models choose their rotary embeddings by it."""
-        return self.model_dump_json(include={"model", "dtype", "max_model_len", "block_size", "engine_args"})
+        names = {"model", "dtype", "exact", "max_model_len", "block_size", "engine_args"}
+        return self.model_dump_json(include=names)
 
     @property
     def expected_block_size(self) -> int:

@@ -239,6 +239,21 @@ def test_a_vllm_built_for_gpus_has_their_blocks_whatever_is_reserved(monkeypatch
     assert GeneratorSettings().expected_block_size == 16
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_exact_generator_needs_exact_rewards(exact: bool) -> None:
+    build(AppConfig.model_validate({"prm": {"exact": exact}}))
+    build(AppConfig.model_validate({"generator": {"exact": exact}, "prm": {"exact": True}}))
+    function = {"family": "function", "function": "search.tools.listing:listed"}
+    build(AppConfig.model_validate({"generator": {"exact": exact}, "prm": function}))
+    several = {"family": "several", "of": [{"prm": {"exact": True}}, {"prm": {"exact": not exact}}]}
+    given = {"generator": {"exact": exact}, "prm": several}
+    if exact:
+        reason = "must be true with generator.exact: trees depend on rewards, too"
+        assert problems(given) == [f"prm.of.1.prm.exact: {reason}"]
+    else:
+        build(AppConfig.model_validate(given))
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -292,6 +292,7 @@ def test_generators_share_kv_if_their_settings_compute_the_same() -> None:
     changes: list[dict[str, Any]] = [
         {"model": "other"},
         {"dtype": "float16"},
+        {"exact": True},
         {"block_size": 64},
         {"max_model_len": 512},
         {"engine_args": {"hf_overrides": {"rope_theta": 1.0}}},

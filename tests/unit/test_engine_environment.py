@@ -22,6 +22,14 @@ def test_flashinfers_sampler_is_off_unless_somebody_asks_for_it(monkeypatch: pyt
     assert engine_environment(GeneratorSettings())[SAMPLER] == "1"
 
 
+def test_only_an_exact_engine_is_batch_invariant(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "VLLM_BATCH_INVARIANT"
+    assert name not in engine_environment(GeneratorSettings())
+    assert engine_environment(GeneratorSettings(exact=True))[name] == "1"
+    monkeypatch.setattr(environment, "runs_on_cpu", lambda: True)
+    assert name not in engine_environment(GeneratorSettings(exact=True))  # it is made of a GPU's kernels
+
+
 def test_nothing_of_a_cpus_environment_is_left() -> None:
     variables = engine_environment(GeneratorSettings())
     left = ("OMP_", "VLLM_CPU_", "VLLM_ENABLE_V1_MULTIPROCESSING", "TORCH_COMPILE_DISABLE", "LD_PRELOAD")
