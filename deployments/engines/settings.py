@@ -274,10 +274,12 @@ class EngineSettings(Settings):
 
     @property
     def kv_settings(self) -> str:
-        """The settings on which keys and values depend beside the weights, as JSON. The longest context is among them:
-        some models choose their rotary embeddings by it."""
+        """The settings on which keys and values depend beside the weights.
+
+        Some models choose their rotary embeddings by the longest context, and ``dtype: auto`` the type by the device.
+        """
         names = {"model", "dtype", "exact", "max_model_len", "block_size", "engine_args"}
-        return self.model_dump_json(include=names)
+        return f"{'cpu' if runs_on_cpu() else 'gpu'} {self.model_dump_json(include=names)}"
 
     @property
     def expected_block_size(self) -> int:
