@@ -1,4 +1,4 @@
-"""vLLM's engine arguments. This module and ``environment`` treat CPUs and GPUs differently, no other does.
+"""vLLM's engine arguments. This module, ``environment`` and ``exact`` decide what engines on CPUs and on GPUs get.
 
 Importing this module imports vLLM (seconds): deployments import it inside their constructors.
 """

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
+from vllm.platforms import current_platform
+from vllm.ray.lazy_utils import is_in_ray_actor
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -343,7 +345,11 @@ def _start(
     envs.disable_envs_cache()
     drop_service_links()  # of a cluster that was started by hand in a pod
     template = template_of(settings)
-    with _environment({**engine_environment(settings), **sockets.environment}):
+    variables = {**engine_environment(settings), **sockets.environment}
+    if not current_platform.is_cpu() and not is_in_ray_actor():
+        # vLLM would fork this process, which has threads. In an actor it spawns, and passes on Ray's address.
+        variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    with _environment(variables):
         start = partial(AsyncLLM.from_engine_args, args, stat_loggers=[EngineCounters, *stat_loggers])
         try:
             with engines_forked_from(template):

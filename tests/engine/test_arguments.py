@@ -1,6 +1,7 @@
 """Arguments for vLLM on a GPU, as far as they can be checked without one: no engine is started."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -125,3 +126,22 @@ def test_an_engine_starts_where_kubernetes_has_a_service_named_vllm(
         assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) > 0  # type: ignore[operator]
     finally:
         sockets.remove()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("in_actor", "method"), [(False, "spawn"), (True, None)])
+def test_on_a_gpu_engines_are_spawned_in_ray_actors_by_vllm_itself(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, tmp_path: Path, in_actor: bool, method: str | None
+) -> None:
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(lifecycle, "is_in_ray_actor", lambda: in_actor)
+    monkeypatch.setattr(lifecycle, "template_of", lambda settings: None)
+    monkeypatch.setattr(lifecycle.AsyncLLM, "from_engine_args", lambda *_, **__: os.environ.get(name))
+    settings = GeneratorSettings(model=generator_model)
+    sockets = SocketDirectory(tmp_path)
+    try:
+        assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) == method
+    finally:
+        sockets.remove()
+    assert name not in os.environ
