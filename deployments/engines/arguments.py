@@ -108,7 +108,7 @@ def engine_args(
     except (TypeError, ValueError) as error:
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
     if settings.exact:
-        make_exact(made)
+        make_exact(made, settings.model)
     return made
 
 

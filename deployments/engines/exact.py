@@ -28,8 +28,11 @@ KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "half")
 TUNED_HEAD = 256
 
 
-def make_exact(args: AsyncEngineArgs) -> None:
+def make_exact(args: AsyncEngineArgs, name: str) -> None:
     """Sets the arguments that an exact engine needs; `engine_environment` sets its variables.
+
+    Args:
+        name: the model's name in the settings.
 
     Raises:
         EngineStartError: an engine with these arguments would not be exact on this machine.
@@ -38,7 +41,7 @@ def make_exact(args: AsyncEngineArgs) -> None:
         args.attention_backend = BACKENDS[0]
     reasons = _on_cpu(args) if current_platform.is_cpu() else _on_gpu(args)
     if reason := next((reason for reason, holds in reasons.items() if holds), None):
-        raise EngineStartError(f"exact: true is not possible for {args.model!r}: {reason}")
+        raise EngineStartError(f"exact: true is not possible for {name!r}: {reason}")
 
 
 def _on_cpu(args: AsyncEngineArgs) -> Mapping[str, bool]:
