@@ -6,6 +6,8 @@ Trees are compared by the ids, texts, statuses, ends and counts of their nodes. 
 since an engine sums in another order in another batch; the largest difference is recorded.
 
     python -m benchmarks.same_trees
+    python -m benchmarks.same_trees --exact            # on a GPU: equal trees in 16 bits, too
+    python -m benchmarks.same_trees --dtype bfloat16   # equal trees are not promised: those that differ are counted
 """
 
 import asyncio
@@ -23,6 +25,7 @@ from benchmarks.served_overhead import application
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.engines.vllm_build import runs_on_cpu
 from deployments.startup.environment import set_environment
 
 SEED = 1
@@ -109,30 +112,52 @@ def largest_difference(trees: Sequence[Tree], others: Sequence[Tree]) -> float:
     )
 
 
-def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 40) -> None:
+def promised(dtype: str, exact: bool) -> bool:
+    """Whether engines of this type promise equal trees on this machine (docs/gpu.md)."""
+    return exact or (runs_on_cpu() and dtype in ("auto", "float32"))
+
+
+def differing(runs: Mapping[str, Mapping[str, Sequence[Tree]]]) -> dict[str, int]:
+    """Number of trees that differ from the first run's, by strategy and run."""
+    first, *others = runs
+    return {
+        f"{strategy}: trees of {len(trees)} that differ, {first} and {other}": sum(
+            not same(tree, twin) for tree, twin in zip(trees, runs[other][strategy], strict=True)
+        )
+        for other in others
+        for strategy, trees in runs[first].items()
+    }
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=1, max=1000)] = 40,
+    dtype: Annotated[str, typer.Option(help="Of generator and reward model.")] = "auto",
+    exact: Annotated[bool, typer.Option("--exact", help="generator.exact and prm.exact.")] = False,
+) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
     drawn = list(islice(draw_problems(Split.VALIDATION, SEED), problems))
     runs: dict[str, dict[str, list[Tree]]] = {}
     written_ahead: dict[str, dict[str, int]] = {}
+    engine = {"dtype": dtype, "exact": exact}
     for name, (generators, write_ahead) in RUNS.items():
         replicas = {"min_replicas": generators, "max_replicas": generators}
-        generator = {"replicas": replicas, "write_ahead": write_ahead}
-        config = AppConfig.model_validate({"generator": generator, "http": {"canary_every_s": 0}})
+        generator = {"replicas": replicas, "write_ahead": write_ahead, **engine}
+        config = AppConfig.model_validate({"generator": generator, "prm": engine, "http": {"canary_every_s": 0}})
         with application(config) as url:
             runs[name] = asyncio.run(trees_of(url, drawn))
             written_ahead[name] = ahead(url)
         console.print(f"{name}: {sum(map(len, runs[name].values()))} trees")
-    first, *others = RUNS
-    claims = []
-    differences = {}
-    for other in others:
-        for strategy in SEARCHES:
-            here, there = runs[first][strategy], runs[other][strategy]
-            different = sum(not same(tree, twin) for tree, twin in zip(here, there, strict=True))
-            title = f"{strategy}: trees of {problems} that differ, {first} and {other}"
-            claims.append(claim(title, different, 0, different == 0))
-            differences[f"{strategy}: {other}"] = largest_difference(here, there)
+    first, *others = runs
+    different = differing(runs)
+    claims = (
+        [claim(title, count, 0, count == 0) for title, count in different.items()] if promised(dtype, exact) else []
+    )
+    differences = {
+        f"{strategy}: {other}": largest_difference(runs[first][strategy], runs[other][strategy])
+        for other in others
+        for strategy in SEARCHES
+    }
     nodes = {strategy: sum(map(len, trees)) for strategy, trees in runs[first].items()}
     path = write_result(
         "same_trees",
@@ -140,12 +165,16 @@ def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 40) -> None:
             "searches": SEARCHES,
             "problems": problems,
             "in_flight": IN_FLIGHT,
+            "engine": engine,
+            "different": different,
             "nodes": nodes,
             "written_ahead": written_ahead,
             "largest_difference_of_rewards": differences,
             "claims": claims,
         },
     )
+    if not claims:
+        console.print(*(f"{count} {title}" for title, count in different.items()), sep="\n")
     show_claims(console, claims)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

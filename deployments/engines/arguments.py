@@ -1,4 +1,4 @@
-"""vLLM's engine arguments. This module and ``environment`` treat CPUs and GPUs differently, no other does.
+"""vLLM's engine arguments. This module, ``environment`` and ``exact`` decide what engines on CPUs and on GPUs get.
 
 Importing this module imports vLLM (seconds): deployments import it inside their constructors.
 """
@@ -14,16 +14,21 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, PoolerConfig, StructuredOutputsConfig
+from vllm.config.model import _get_and_verify_dtype
 from vllm.platforms import current_platform
+from vllm.transformers_utils.config import get_config
 
 from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
+from deployments.engines.exact import make_exact
 from deployments.engines.load_arguments import loader_args
 from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant
 from search.token_beam import MAX_WIDTH
 
 CPU_BATCH_TOKENS = 4096
+GPU_BATCH_TOKENS = 8192
+"""Maximum tokens per engine step. vLLM's default for an AsyncLLM, 2,048, would split the passes of a reward model."""
 SAMPLED_BLOCKS = 0.05
 """Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
 read."""
@@ -85,7 +90,11 @@ def engine_args(
         args["block_size"] = settings.block_size
     args |= loader_args(settings, unused)
     args |= model or {}
-    args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
+    if current_platform.is_cpu():
+        args |= _cpu_args(settings)
+    else:
+        args |= _gpu_args(settings)
+        args |= {"dtype": _gpu_dtype(settings, runner), "max_num_batched_tokens": _gpu_batch_tokens(settings, runner)}
     args |= {name: as_meant(TYPES.get(name, Any), value) for name, value in settings.engine_args.items()}
     if booleans := sorted(name for name, value in args.items() if isinstance(value, Boolean)):
         raise EngineStartError(f"engine_args: {', '.join(booleans)} may not be a boolean; {BOOLEANS}")
@@ -95,9 +104,12 @@ def engine_args(
             "is cut into chunks kills vLLM's engine there"
         )
     try:
-        return AsyncEngineArgs(**args)
+        made = AsyncEngineArgs(**args)
     except (TypeError, ValueError) as error:
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
+    if settings.exact:
+        make_exact(made, settings.model)
+    return made
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
@@ -120,3 +132,30 @@ def _gpu_args(settings: EngineSettings) -> dict[str, Any]:
     gpus = settings.replicas.num_gpus
     # vLLM refuses to start unless this much of the device is free, even where the KV memory is given.
     return {"gpu_memory_utilization": round(GPU_SHARE * gpus, 3)} if 0 < gpus < 1 else {}
+
+
+def _gpu_dtype(settings: EngineSettings, runner: Runner) -> str:
+    """The type that vLLM takes for a generator under ``auto``: bfloat16 for a float32 checkpoint. For a reward model it
+    would be float16.
+
+    Raises:
+        EngineStartError: the model's configuration cannot be read.
+    """
+    if settings.dtype != "auto" or runner == "generate" or "://" in settings.model_path:  # vLLM fetches its files
+        return settings.dtype
+    arguments = settings.engine_args
+    try:
+        config = get_config(settings.model_path, bool(arguments.get("trust_remote_code")), arguments.get("revision"))
+        dtype = _get_and_verify_dtype(
+            settings.model_path, config, "auto", is_pooling_model=False, revision=arguments.get("revision")
+        )
+    except Exception as error:  # any error of vLLM, the hub or a file's reader
+        raise EngineStartError(f"{settings.model!r}: {error}") from error
+    return str(dtype).removeprefix("torch.")
+
+
+def _gpu_batch_tokens(settings: EngineSettings, runner: Runner) -> int:
+    """Maximum tokens per engine step: at least a whole context where vLLM may not split prompts into chunks, which it
+    decides by the pooler of a reward model."""
+    whole = runner == "pooling" or settings.engine_args.get("enable_chunked_prefill") is False
+    return max(settings.max_model_len, GPU_BATCH_TOKENS) if whole else GPU_BATCH_TOKENS

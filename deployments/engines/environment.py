@@ -3,32 +3,38 @@
 import os
 import shutil
 import sysconfig
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deployments.engines.allocator import allocator_environment
 from deployments.engines.cores import cpu_threads
 from deployments.engines.settings import EngineSettings
+from deployments.engines.vllm_build import runs_on_cpu
 
 CPU_KV_BYTES = 256 << 20
 """KV memory of an engine on a CPU that has no setting of its own."""
 
+FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 GRAMMARS = {"VLLM_XGRAMMAR_CACHE_MB": "128"}
 """Bounds the compiled grammars that an engine keeps for later requests."""
 
 
-def runs_on_cpu() -> bool:
-    """Whether the installed vLLM is the build for CPUs, by which vLLM itself decides where it runs."""
-    try:
-        return "cpu" in version("vllm")
-    except PackageNotFoundError:  # the build for CPUs is a package of another name
-        return True
-
-
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """The variables that an engine's process needs when it begins: its allocator and OpenMP read theirs only then."""
-    if not runs_on_cpu():
-        return {**allocator_environment(preload=False), **GRAMMARS}
+    return _on_cpu(settings) if runs_on_cpu() else _on_gpu(settings)
+
+
+def _on_gpu(settings: EngineSettings) -> dict[str, str]:
+    return {
+        **allocator_environment(preload=False),
+        **GRAMMARS,
+        # Both of vLLM's model runners would import FlashInfer, which may be missing or compile for minutes. They use
+        # its sampler only for requests without a seed, and every branch has one.
+        FLASHINFER_SAMPLER: os.environ.get(FLASHINFER_SAMPLER, "0"),
+        **({"VLLM_BATCH_INVARIANT": "1"} if settings.exact else {}),
+    }
+
+
+def _on_cpu(settings: EngineSettings) -> dict[str, str]:
     return {
         **allocator_environment(preload=True),
         **GRAMMARS,

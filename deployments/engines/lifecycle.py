@@ -13,11 +13,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
+from vllm.platforms import current_platform
+from vllm.ray.lazy_utils import is_in_ray_actor
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from deployments.engines.counters import EngineCounters, engine_leftovers
+from deployments.engines.devices import gpus_compute
 from deployments.engines.engine_calls import feed
 from deployments.engines.environment import engine_environment
 from deployments.engines.errors import EngineStartError
@@ -205,7 +208,8 @@ class EngineLifecycle(ABC, Generic[Started]):
     async def _watch_over(self, started: Started) -> None:
         """Kills an engine that hangs: its calls then fail as they do when an engine dies."""
         engine, counters = started.engine, started.counters
-        processes = EngineProcesses(_process_ids(engine))
+        gpus = engine.vllm_config.parallel_config.world_size
+        processes = EngineProcesses(_process_ids(engine), partial(gpus_compute, gpus))
         ping: asyncio.Task[None] | None = None
         answers = 0
         last = time.monotonic()
@@ -341,7 +345,11 @@ def _start(
     envs.disable_envs_cache()
     drop_service_links()  # of a cluster that was started by hand in a pod
     template = template_of(settings)
-    with _environment({**engine_environment(settings), **sockets.environment}):
+    variables = {**engine_environment(settings), **sockets.environment}
+    if not current_platform.is_cpu() and not is_in_ray_actor():
+        # vLLM would fork this process, which has threads. In an actor it spawns, and passes on Ray's address.
+        variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    with _environment(variables):
         start = partial(AsyncLLM.from_engine_args, args, stat_loggers=[EngineCounters, *stat_loggers])
         try:
             with engines_forked_from(template):

@@ -17,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant, with_advice
 from search.tools.nearest import no_such
 
@@ -190,7 +191,17 @@ class EngineSettings(Settings):
 
     model: str
     """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="Data type of weights, activations and KV. `auto`: float32 on a CPU; on a GPU the checkpoint's "
+        "type, or bfloat16 where that is float32.",
+    )
+    exact: bool = Field(
+        False,
+        description="Make results independent of the batch, so that one seed gives one tree in 16 bits as well; set it "
+        "for generator and prm. On a GPU this is vLLM's batch-invariant mode, which is slower; on a CPU it requires "
+        "float32 ([gpu.md](gpu.md#equal-trees)).",
+    )
     max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context length, tokens.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Maximum batch size: sequences in one engine step.")
     block_size: int | None = Field(
@@ -211,7 +222,8 @@ class EngineSettings(Settings):
         10.0,
         ge=1,
         le=3600,
-        description="Kill an engine that has work but uses no CPU time and returns nothing for this many seconds.",
+        description="Kill an engine that has work but uses neither CPU nor GPU and returns nothing for this many "
+        "seconds.",
     )
     max_step_s: float = Field(
         120.0,
@@ -279,14 +291,19 @@ class EngineSettings(Settings):
 
     @property
     def kv_settings(self) -> str:
-        """The settings on which keys and values depend beside the weights, as JSON. The longest context is among them:
-        some models choose their rotary embeddings by it."""
-        return self.model_dump_json(include={"model", "dtype", "max_model_len", "block_size", "engine_args"})
+        """The settings on which keys and values depend beside the weights.
+
+        Some models choose their rotary embeddings by the longest context, and ``dtype: auto`` the type by the device.
+        """
+        names = {"model", "dtype", "exact", "max_model_len", "block_size", "engine_args"}
+        return f"{'cpu' if runs_on_cpu() else 'gpu'} {self.model_dump_json(include=names)}"
 
     @property
     def expected_block_size(self) -> int:
-        """Tokens per KV block, as far as the settings tell: a GPU's if GPUs are reserved, otherwise a CPU's."""
-        return self.block_size or (GPU_BLOCK_SIZE if self.replicas.num_gpus else CPU_BLOCK_SIZE)
+        """Tokens per KV block, before the engine runs: a GPU's if GPUs are reserved or the installed vLLM is built for
+        them, otherwise a CPU's."""
+        on_cpu = not self.replicas.num_gpus and runs_on_cpu()
+        return self.block_size or (CPU_BLOCK_SIZE if on_cpu else GPU_BLOCK_SIZE)
 
     @field_validator("engine_args")
     @classmethod

@@ -40,9 +40,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from deployments.engines.environment import can_compile, engine_environment, runs_on_cpu
+from deployments.engines.environment import can_compile, engine_environment
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import MAX_PATH_BYTES, private_directory
+from deployments.engines.vllm_build import runs_on_cpu
 
 logger = logging.getLogger("banyan.engines")
 

@@ -30,7 +30,8 @@ class Signs(NamedTuple):
 class HangDetector:
     """Decides from observations, about one per ``TICK_S``, whether an engine hangs. Single-threaded.
 
-    During a long prefill or a compilation an engine sends nothing, but computes. An engine that does neither hangs.
+    During a long prefill or a compilation an engine sends nothing, but computes, on its cores or its devices. An engine
+    that does neither hangs.
     """
 
     def __init__(self, stall_s: float, max_step_s: float) -> None:
@@ -68,12 +69,21 @@ class HangDetector:
 class EngineProcesses:
     """An engine's processes: its own and their descendants."""
 
-    def __init__(self, pids: Iterable[int]) -> None:
+    def __init__(self, pids: Iterable[int], devices_compute: Callable[[], bool] = lambda: False) -> None:
+        """
+        Args:
+            devices_compute: returns whether the devices of these processes are computing. vLLM's model runners sleep
+                while they wait for a GPU (``torch.cuda.Event(blocking=True)``).
+        """
         self._roots = [psutil.Process(pid) for pid in pids]
+        self._devices_compute = devices_compute
         self._cpu_s = 0.0
 
     def computes(self, seconds: float) -> bool:
-        """Whether they have used CPU time since the last call, ``seconds`` ago, and none of them is stopped."""
+        """Whether they have used CPU time since the last call, ``seconds`` ago, or their devices are computing.
+
+        False if one of them is stopped, even where another engine keeps the devices busy.
+        """
         cpu_s = 0.0
         stopped = False
         for process in self._all():
@@ -82,7 +92,7 @@ class EngineProcesses:
                 cpu_s += times.user + times.system
                 stopped = stopped or process.status() == psutil.STATUS_STOPPED
         last, self._cpu_s = self._cpu_s, cpu_s
-        return not stopped and cpu_s - last >= MIN_CPU_SHARE * seconds
+        return not stopped and (cpu_s - last >= MIN_CPU_SHARE * seconds or self._devices_compute())
 
     def kill(self) -> None:
         """Kills them at once, stopped or not."""

@@ -36,7 +36,7 @@ def check_settings(config: AppConfig) -> None:
         problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
     ]
     problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
-    problems += [*_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
+    problems += [*_rewards_are_exact(config), *_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
     problems += [problem for path, prm in config.prm.engines.items() for problem in _paths_are_read(f"prm{path}", prm)]
     if problems:
         raise ValueError("\n".join(problems))
@@ -109,6 +109,13 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
         if prm.critique_tokens:
             reasons.append(f"{prm.critique_tokens} for a critique (prm{path}.max_tokens)")
         yield f"prm{path}.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
+
+
+def _rewards_are_exact(config: AppConfig) -> Iterator[str]:
+    """Reward models are exact where the generator is: trees depend on both."""
+    for path, prm in config.prm.engines.items():
+        if config.generator.exact and not prm.exact:
+            yield f"prm{path}.exact: must be true with generator.exact: trees depend on rewards, too"
 
 
 def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:

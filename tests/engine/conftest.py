@@ -10,7 +10,7 @@ import tests.engine.without_compiler  # before torch is imported
 import asyncio
 import gc
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,6 +37,7 @@ def quiet() -> Iterator[None]:
 
 with quiet():
     import ray.serve  # noqa: F401
+    from vllm.platforms import current_platform
 
     from deployments.engines.generation import GenerationEngine
     from deployments.engines.scoring import ScoringEngine
@@ -132,3 +133,22 @@ async def scoring(shared_scoring: ScoringEngine) -> AsyncIterator[ScoringEngine]
     """The shared engine; every test must leave it idle."""
     yield shared_scoring
     assert await shared_scoring.check_integrity(SETTLE_S) == []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes vLLM take this machine for one with an NVIDIA GPU of a compute capability, at first 90 for 9.0."""
+
+    def of(capability: int) -> None:
+        # As in vllm.platforms.cuda.
+        dtypes = [torch.bfloat16, torch.float16, torch.float32][capability < 80 :]
+        monkeypatch.setattr(type(current_platform), "supported_dtypes", dtypes)
+        monkeypatch.setattr(current_platform, "has_device_capability", lambda least: capability >= least)
+        monkeypatch.setattr(
+            current_platform, "is_device_capability_family", lambda family: capability // 10 == family // 10
+        )
+
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "is_cuda", lambda: True)
+    of(90)
+    return of

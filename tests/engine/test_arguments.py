@@ -1,13 +1,21 @@
 """Arguments for vLLM on a GPU, as far as they can be checked without one: no engine is started."""
 
+import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from vllm import AsyncEngineArgs
 from vllm.utils.network_utils import get_open_port
 
 from deployments.engines import arguments, lifecycle
 from deployments.engines.arguments import engine_args
 from deployments.engines.errors import EngineStartError
+from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 from deployments.engines.sockets import SocketDirectory
 
@@ -34,6 +42,46 @@ def test_an_engine_on_whole_devices_has_vllms_default(
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
     settings = GeneratorSettings(model=generator_model, replicas=ReplicaSettings(num_gpus=num_gpus))
     assert engine_args(settings, runner="generate").gpu_memory_utilization == arguments.GPU_SHARE
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_a_step_takes_8192_tokens_and_where_prompts_are_not_cut_a_whole_context(
+    generator_model: str, prm_model: str
+) -> None:
+    written, read = GeneratorSettings(model=generator_model), StepHeadSettings(model=prm_model)
+    for args in (engine_args(written, runner="generate"), scoring_args(read)):
+        assert (args.max_num_batched_tokens, args.enable_chunked_prefill, args.block_size) == (8192, None, None)
+    long = {"max_model_len": 32_768}
+    uncut = {"engine_args": {"enable_chunked_prefill": False}}
+    own = {"engine_args": {"max_num_batched_tokens": 4096}}
+    assert engine_args(written.model_copy(update=long), runner="generate").max_num_batched_tokens == 8192
+    assert engine_args(written.model_copy(update=long | uncut), runner="generate").max_num_batched_tokens == 32_768
+    assert scoring_args(read.model_copy(update=long)).max_num_batched_tokens == 32_768
+    assert scoring_args(read.model_copy(update=own)).max_num_batched_tokens == 4096
+
+
+def dtype_in_vllm(args: AsyncEngineArgs) -> torch.dtype:
+    return args.create_model_config().dtype
+
+
+def test_on_a_gpu_generator_and_reward_model_of_float32_have_the_same_type(
+    gpu: Callable[[int], None], generator_model: str, prm_model: str
+) -> None:
+    written, read = GeneratorSettings(model=generator_model), StepHeadSettings(model=prm_model)
+    for capability, dtype in ((90, torch.bfloat16), (75, torch.float16)):
+        gpu(capability)
+        assert dtype_in_vllm(engine_args(written, runner="generate")) == dtype
+        assert dtype_in_vllm(scoring_args(read)) == dtype
+    exact = read.model_copy(update={"dtype": "float32"})
+    assert dtype_in_vllm(scoring_args(exact)) == torch.float32
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_a_checkpoint_in_16_bits_keeps_its_type(prm_model: str, tmp_path: Path) -> None:
+    config = json.loads((Path(prm_model) / "config.json").read_text()) | {"dtype": "float16"}
+    shutil.copytree(prm_model, tmp_path / "prm")
+    (tmp_path / "prm" / "config.json").write_text(json.dumps(config))
+    assert dtype_in_vllm(scoring_args(StepHeadSettings(model=str(tmp_path / "prm")))) == torch.float16
 
 
 def test_the_cache_connector_has_no_metrics_among_vllms_own() -> None:
@@ -78,3 +126,22 @@ def test_an_engine_starts_where_kubernetes_has_a_service_named_vllm(
         assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) > 0  # type: ignore[operator]
     finally:
         sockets.remove()
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(("in_actor", "method"), [(False, "spawn"), (True, None)])
+def test_on_a_gpu_engines_are_spawned_in_ray_actors_by_vllm_itself(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, tmp_path: Path, in_actor: bool, method: str | None
+) -> None:
+    name = "VLLM_WORKER_MULTIPROC_METHOD"
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(lifecycle, "is_in_ray_actor", lambda: in_actor)
+    monkeypatch.setattr(lifecycle, "template_of", lambda settings: None)
+    monkeypatch.setattr(lifecycle.AsyncLLM, "from_engine_args", lambda *_, **__: os.environ.get(name))
+    settings = GeneratorSettings(model=generator_model)
+    sockets = SocketDirectory(tmp_path)
+    try:
+        assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) == method
+    finally:
+        sockets.remove()
+    assert name not in os.environ

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from deployments.app import build
 from deployments.config import AppConfig, LimitSettings
 from deployments.controller import _chat_encoder, load_encoder
+from deployments.engines import settings
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 from tests.engine.reward_models import MODELS
@@ -230,6 +231,27 @@ def test_a_chunk_must_be_a_multiple_of_the_engines_block_size(generator: dict[st
 
 def test_on_a_gpu_vllms_default_block_size_is_expected() -> None:
     build(AppConfig.model_validate({"generator": {"replicas": {"num_gpus": 1}}, "cache": {"chunk_size": 48}}))
+
+
+def test_a_vllm_built_for_gpus_has_their_blocks_whatever_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "runs_on_cpu", lambda: False)
+    build(AppConfig.model_validate({"cache": {"chunk_size": 48}}))
+    assert GeneratorSettings().expected_block_size == 16
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_exact_generator_needs_exact_rewards(exact: bool) -> None:
+    build(AppConfig.model_validate({"prm": {"exact": exact}}))
+    build(AppConfig.model_validate({"generator": {"exact": exact}, "prm": {"exact": True}}))
+    function = {"family": "function", "function": "search.tools.listing:listed"}
+    build(AppConfig.model_validate({"generator": {"exact": exact}, "prm": function}))
+    several = {"family": "several", "of": [{"prm": {"exact": True}}, {"prm": {"exact": not exact}}]}
+    given = {"generator": {"exact": exact}, "prm": several}
+    if exact:
+        reason = "must be true with generator.exact: trees depend on rewards, too"
+        assert problems(given) == [f"prm.of.1.prm.exact: {reason}"]
+    else:
+        build(AppConfig.model_validate(given))
 
 
 @pytest.mark.parametrize(

@@ -283,7 +283,7 @@ def test_step_clusters_is_the_import_path_of_a_function() -> None:
     assert AppConfig().controller.step_clusters is None
 
 
-def test_generators_share_kv_if_their_settings_compute_the_same() -> None:
+def test_generators_share_kv_if_their_settings_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def identity(**changed: Any) -> str:
         return GeneratorSettings(**changed).kv_settings
 
@@ -292,11 +292,15 @@ def test_generators_share_kv_if_their_settings_compute_the_same() -> None:
     changes: list[dict[str, Any]] = [
         {"model": "other"},
         {"dtype": "float16"},
+        {"exact": True},
         {"block_size": 64},
         {"max_model_len": 512},
         {"engine_args": {"hf_overrides": {"rope_theta": 1.0}}},
     ]
     assert len({identity(), *(identity(**change) for change in changes)}) == 1 + len(changes)
+    on_cpu = identity()
+    monkeypatch.setattr("deployments.engines.settings.runs_on_cpu", lambda: False)
+    assert identity() != on_cpu  # the type behind `auto` is another one
 
 
 def test_settings_survive_their_own_dump() -> None:

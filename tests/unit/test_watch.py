@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -53,7 +54,8 @@ def test_computing_waiting_stopped_and_killed_processes_are_recognized() -> None
         [sys.executable, "-c", "import sys\nsys.stdin.readline()\nwhile True: pass"], stdin=subprocess.PIPE, text=True
     )
     try:
-        processes = EngineProcesses([child.pid])
+        busy = False
+        processes = EngineProcesses([child.pid], lambda: busy)
         watched = psutil.Process(child.pid)
         before = processes.computes(0.0)  # since the process started
         used = cpu_s(watched)
@@ -62,6 +64,9 @@ def test_computing_waiting_stopped_and_killed_processes_are_recognized() -> None
         processes.computes(0.0)
         assert before
         assert not processes.computes(1.0)
+        busy = True
+        assert processes.computes(1.0)  # asleep until its GPU is done
+        busy = False
         assert child.stdin is not None
         child.stdin.write("\n")
         child.stdin.flush()
@@ -73,12 +78,32 @@ def test_computing_waiting_stopped_and_killed_processes_are_recognized() -> None
         while watched.status() != psutil.STATUS_STOPPED:
             pass
         assert not processes.computes(0.0)
+        busy = True  # with the kernels of another engine
+        assert not processes.computes(0.0)
+        busy = False
         processes.kill()
         assert child.wait(10) == -signal.SIGKILL
         assert not processes.computes(1.0)
     finally:
         child.kill()
         child.communicate()
+
+
+def test_a_wait_for_the_gpu_is_no_hang_but_a_wait_for_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CPU time is used in either."""
+    asleep = Mock(status=lambda: psutil.STATUS_SLEEPING, children=lambda recursive: [])
+    asleep.cpu_times.return_value = Mock(user=3.0, system=1.0)
+    monkeypatch.setattr(psutil, "Process", lambda pid: asleep)
+    detector, busy_s = HangDetector(STALL, 2 * STEP), 30
+    second = 0
+    processes = EngineProcesses([1], lambda: second < busy_s)
+    processes.computes(1.0)  # since the process started
+    found = None
+    while found is None:
+        second += 1
+        found = detector.look(Signs(0, 0, owes=True), lambda: processes.computes(1.0), 1.0)
+    assert (second, found) == (34, "the engine hangs: it owes a reply and has done nothing for 5 s")
+    assert detector.silent_s == STALL
 
 
 def cpu_s(process: psutil.Process) -> float:
