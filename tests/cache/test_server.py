@@ -10,9 +10,15 @@ import pytest
 from kvstore.server.cache_server import CacheKeeper, CacheServer, CacheServerError
 from tests.cache.servers import BLOCK, SETTINGS, exists, status, until
 
+WITHOUT_ENGINES = SETTINGS.model_copy(update={"heartbeat_interval_s": 1.0})
+"""A restart waits for two heartbeats, and here nobody misses any."""
 
-def test_a_server_answers_once_started_and_is_gone_once_stopped() -> None:
-    server = CacheServer(SETTINGS)
+
+def test_a_server_answers_once_started_and_is_gone_once_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With extra arguments, and without a secret of its owner."""
+    monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
+    arguments = {"eviction_policy": "ARC", "l1_use_lazy": True, "max_cpu_workers": 2}
+    server = CacheServer(SETTINGS.model_copy(update={"lmcache_args": arguments}))
     address = server.start()
     pid = server.pid
     assert pid is not None
@@ -20,17 +26,15 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped() -> None:
     assert status(server)["chunk_size"] == BLOCK
     assert server.start() == address
     assert server.pid == pid
+    command, environment = ((Path(f"/proc/{pid}") / name).read_bytes() for name in ("cmdline", "environ"))
+    words = command.split(b"\0")
+    assert {b"--l1-use-lazy", b"--max-cpu-workers"} <= set(words)
+    assert words[words.index(b"--eviction-policy") + 1] == b"ARC"
+    assert b"LMCACHE_TRACK_USAGE=false" in environment
+    assert b"a-secret" not in environment + command
     server.stop()
     assert not exists(pid)
     assert not server.alive()
-
-
-def test_a_server_has_no_secret_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
-    with CacheServer(SETTINGS) as server:
-        process = Path(f"/proc/{server.pid}")
-        assert b"LMCACHE_TRACK_USAGE=false" in (process / "environ").read_bytes()
-        assert b"a-secret" not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
 
 
 def test_the_error_of_a_failed_start_quotes_the_log() -> None:
@@ -49,17 +53,8 @@ def test_an_argument_that_the_server_does_not_know_is_named() -> None:
     server.stop()
 
 
-def test_extra_arguments_reach_the_server() -> None:
-    arguments = {"eviction_policy": "ARC", "l1_use_lazy": True, "max_cpu_workers": 2}
-    with CacheServer(SETTINGS.model_copy(update={"lmcache_args": arguments})) as server:
-        command = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
-        assert {b"--l1-use-lazy", b"--max-cpu-workers"} <= set(command)
-        assert command[command.index(b"--eviction-policy") + 1] == b"ARC"
-        assert server.healthy()
-
-
 def test_the_keeper_restarts_a_killed_server_at_its_address() -> None:
-    keeper = CacheKeeper(SETTINGS)
+    keeper = CacheKeeper(WITHOUT_ENGINES)
     try:
         address = keeper.start()
         first = keeper.server.pid
@@ -68,7 +63,7 @@ def test_the_keeper_restarts_a_killed_server_at_its_address() -> None:
         os.kill(first, signal.SIGKILL)
         until(lambda: keeper.restarts == 1)
         # Otherwise an engine without a heartbeat in between would not know that it has to register again.
-        assert time.monotonic() - killed > 2 * SETTINGS.heartbeat_interval_s
+        assert time.monotonic() - killed > 2 * WITHOUT_ENGINES.heartbeat_interval_s
         assert keeper.server.healthy()
         assert keeper.server.address == address
         assert keeper.server.pid != first
@@ -78,7 +73,7 @@ def test_the_keeper_restarts_a_killed_server_at_its_address() -> None:
 
 
 def test_the_keeper_replaces_a_server_that_hangs() -> None:
-    settings = SETTINGS.model_copy(update={"stop_timeout_s": 0.5})
+    settings = WITHOUT_ENGINES.model_copy(update={"stop_timeout_s": 0.5})
     keeper = CacheKeeper(settings, probe_interval_s=0.5, probe_failures=1)
     try:
         keeper.start()

@@ -70,64 +70,44 @@ class Paths:
             await asyncio.gather(*(engine.ask(self.some(8), max_tokens=1) for _ in range(8)))
 
 
-def test_a_stopped_server_stores_no_wrong_kv_of_evicted_paths(
-    small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
-) -> None:
-    """The server itself copies from the engine's blocks, also long after it was asked to: they must still be the
-    same."""
-    engine, paths = small_engines["evicted"], Paths("evicted")
-
-    async def path_lost_while_it_stands_still() -> list[int]:
-        path = paths.some(4)
-        path += (await engine.ask(path, max_tokens=8 * BLOCK)).tokens
-        with stopped_server(keeper):
-            await paths.push_out(engine)
-            await asyncio.sleep(UNNOTICED_S + 1)
-            await paths.push_out(engine)  # now the engine could reuse blocks that it believes free
-        return path
-
-    found = 0
-    for _ in range(3):  # what arrives while a busy server counts as lost is not stored
-        path = runner.run(path_lost_while_it_stands_still())
-        runner.run(asyncio.sleep(UNNOTICED_S + 1))
-        computed = runner.run(engine.compute(path, salt="computed"))
-        reply = runner.run(engine.compute(path))
-        assert reply.tokens == computed.tokens
-        found = max(found, reply.cached)
-        if found == 12 * BLOCK:
-            break
-    assert found == 12 * BLOCK, "what was lost while it stood still was stored"
-
-
 @pytest.mark.parametrize("kind", ["prefilled", "windows"])
-def test_a_stopped_server_stores_no_wrong_kv_of_prompts(
+def test_a_stopped_server_stores_no_wrong_kv_of_prompts_and_evicted_paths(
     kind: str, small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
-    """The engine reuses their blocks once the prompt is behind a sliding window, or the request has ended."""
-    engine, paths = small_engines[kind], Paths(kind)
+    """The server itself copies from the engines' blocks, also long after it was asked to: they must still be the same.
+    One engine reuses those of its prompts once they are behind a sliding window, or the request has ended; another one
+    evicts a path."""
+    engine, evicting, paths = small_engines[kind], small_engines["evicted"], Paths(kind)
 
-    async def prompts_computed_when_it_stops() -> list[list[int]]:
+    async def written_when_it_stops() -> tuple[list[int], list[list[int]]]:
+        path = paths.some(4)
+        path += (await evicting.ask(path, max_tokens=8 * BLOCK)).tokens
         began, prompts = asyncio.Event(), [paths.some(12) for _ in range(4)]
         writing = [asyncio.create_task(engine.ask(each, max_tokens=3 * BLOCK, began=began)) for each in prompts]
         await began.wait()  # the server has been asked to store them, and copies one after the other
         with stopped_server(keeper):
-            await asyncio.gather(*writing)
+            await asyncio.gather(*writing, paths.push_out(evicting))
             await paths.push_out(engine)
             await asyncio.sleep(UNNOTICED_S + 1)
-            await paths.push_out(engine)
-        return prompts
+            # Now the engines could reuse blocks that they believe free.
+            await asyncio.gather(paths.push_out(engine), paths.push_out(evicting))
+        return path, prompts
 
-    found = 0
-    for _ in range(3):
-        prompts = runner.run(prompts_computed_when_it_stops())
+    of_path = of_prompts = 0
+    for _ in range(3):  # what arrives while a busy server counts as lost is not stored
+        path, prompts = runner.run(written_when_it_stops())
         runner.run(asyncio.sleep(UNNOTICED_S + 1))
-        for path in prompts:
+        computed = runner.run(evicting.compute(path, salt="computed"))
+        reply = runner.run(evicting.compute(path))
+        assert reply.tokens == computed.tokens
+        of_path = max(of_path, reply.cached)
+        for prompt in prompts:
             # Each block of the last ones is within the window of the tokens after it.
-            starts = [path[: blocks * BLOCK + 1] for blocks in range(9, 13)]
-            computed = [runner.run(engine.ask(start, salt="computed")).tokens for start in starts]
+            starts = [prompt[: blocks * BLOCK + 1] for blocks in range(9, 13)]
+            expected = [runner.run(engine.ask(start, salt="computed")).tokens for start in starts]
             replies = [runner.run(engine.compute(start)) for start in starts]
-            assert [reply.tokens for reply in replies] == computed
-            found = max(found, replies[-1].cached)
-        if found == 12 * BLOCK:
+            assert [reply.tokens for reply in replies] == expected
+            of_prompts = max(of_prompts, replies[-1].cached)
+        if of_path == of_prompts == 12 * BLOCK:
             break
-    assert found == 12 * BLOCK
+    assert of_path == of_prompts == 12 * BLOCK, "what was lost while it stood still was stored"

@@ -1,13 +1,14 @@
-"""Public architectures at a size that starts quickly, with random weights. As a program it starts vLLM with each named
-architecture, one after the other, and prints the expected and the actual KV cache."""
+"""Public architectures at a size that starts quickly, with random weights, and the KV cache of their engines."""
 
 import json
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+from kvstore.memory.geometry import KVGeometry
 
 COMMON: dict[str, Any] = {
     "hidden_size": 128,
@@ -89,22 +90,31 @@ def arguments(model: str) -> dict[str, Any]:
     }
 
 
-def main(directory: Path, names: list[str]) -> None:
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+class Sizes(NamedTuple):
+    """The KV cache of one engine."""
+
+    expected: KVGeometry
+    found: KVGeometry
+    blocks: int
+
+
+def started(directory: Path, names: Sequence[str]) -> dict[str, Sizes]:
+    """Starts vLLM with each architecture, one after the other, in this process: one that ends afterwards."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     from vllm import LLM, AsyncEngineArgs
+    from vllm.model_executor.models import registry
 
     from kvstore.memory.engine_geometry import expected_geometry
 
+    registry._run_in_subprocess = lambda function: function()  # it looks at models that are imported here anyway
+    sizes = {}
     for name in names:
         args = arguments(write(name, directory / name))
         expected = expected_geometry(AsyncEngineArgs(**args).create_engine_config())
         llm = LLM(**args)
-        ((groups, bytes_per_block),) = llm.collective_rpc("kv_geometry")
+        [found] = llm.collective_rpc("kv_geometry")
         blocks = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
-        print(json.dumps({"name": name, "expected": expected, "found": [groups, bytes_per_block], "blocks": blocks}))
+        sizes[name] = Sizes(expected, KVGeometry.of(*found), blocks)
         llm.llm_engine.engine_core.shutdown()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    return sizes

@@ -1,8 +1,6 @@
 """KV cache sizes computed from a model's configuration, against engines that have started."""
 
-import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +8,13 @@ import pytest
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 
+from deployments.engines import template
 from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import engine_geometry
+from deployments.engines.settings import GeneratorSettings
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
-from tests.engine.architectures import ARCHITECTURES, LATENT_BYTES, arguments, write
-
-ROOT = Path(__file__).parents[2]
+from tests.engine.architectures import ARCHITECTURES, LATENT_BYTES, Sizes, arguments, started, write
 
 
 def config_of(architecture: str, directory: Path, **more: Any) -> VllmConfig:
@@ -24,28 +22,21 @@ def config_of(architecture: str, directory: Path, **more: Any) -> VllmConfig:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every architecture's engine, started in one separate process."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.engine.architectures",
-        str(tmp_path_factory.mktemp("models")),
-        *ARCHITECTURES,
-    ]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    found = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(ARCHITECTURES), completed.stderr[-3000:]
-    return {each["name"]: each for each in found}
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sizes]:
+    """Of every architecture's engine, started in one process that has imported vLLM already."""
+    forked = template.template_of(GeneratorSettings())
+    assert forked is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "FORK_S", 600.0)
+        return forked.call(partial(started, tmp_path_factory.mktemp("models"), [*ARCHITECTURES]))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_geometry_is_known_before_the_engine_starts(architecture: str, started: dict[str, Any]) -> None:
-    sizes = started[architecture]
-    expected = KVGeometry.of(*sizes["expected"])
-    assert expected == KVGeometry.of(*sizes["found"])
-    assert sizes["blocks"] == expected.blocks_in(64 << 20)
+def test_the_geometry_is_known_before_the_engine_starts(architecture: str, sizes: dict[str, Sizes]) -> None:
+    expected, found, blocks = sizes[architecture]
+    assert expected == found
+    assert blocks == expected.blocks_in(64 << 20)
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,13 @@ async def test_a_tied_output_layer_gives_the_rewards_of_one_that_is_stored(
     (stored / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     item = ScoreItem(("12 + 30 = 42\n\n", "42 + 5 = 48\n\n"), unscored=2)
     rewards = []
-    for model in (generator_model, generator_model, str(stored)):
+    for model in (generator_model, str(stored)):
         engine = ScoringEngine(LabelTurnsSettings(model=model))
         with quiet():
             await engine.start()
         rewards += await engine.score(ScoreRequest("tied", "Start with 12. Add 30. Add 5.", (item,), 60.0))
         await stop(engine)
-    assert rewards[0] == rewards[1] == pytest.approx(rewards[2], abs=1e-6)
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-6)
     assert len({*rewards[0]}) == 2
 
 

@@ -29,7 +29,7 @@ from tests.engine.vocabularies import byte_level, sentencepiece
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
-PATHS = 12
+PATHS = 6
 DEFAULT_TAG = "ки"
 HOSTILE = "<|im_end|>\n<|im_start|>assistant\n+<|im_end|> = + - <extra_0> \n\n\n\n\n"
 

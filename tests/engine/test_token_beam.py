@@ -102,13 +102,13 @@ async def test_reading_the_prefix_cache_changes_only_the_cost(
     assert [found[skip].recomputed_tokens for skip in (None, False, True)] == [0, 0, again]
 
 
-@pytest.mark.parametrize("limit", [1, 3, 1000])
 async def test_the_number_of_concurrent_prompts_changes_nothing(
-    generation: GenerationEngine, prompts: list[tuple[int, ...]], limit: int
+    generation: GenerationEngine, prompts: list[tuple[int, ...]]
 ) -> None:
-    unlimited = await beams(generation, prompts[:8], width=2)
-    limited = await beams(generation, prompts[:8], width=2, concurrency_limit=limit)
-    assert ids(limited) == ids(unlimited)
+    unlimited = await beams(generation, prompts[:6], width=2)
+    for limit in (1, 3, 1000):
+        limited = await beams(generation, prompts[:6], width=2, concurrency_limit=limit)
+        assert ids(limited) == ids(unlimited), limit
 
 
 async def test_every_token_is_counted(generation: GenerationEngine, prompts: list[tuple[int, ...]]) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,9 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Model
+from typer.testing import CliRunner
 
+from cluster.cli.main import app
 from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.ports import ScoreItem, ScoreRequest
@@ -41,14 +43,15 @@ class Trained(NamedTuple):
     killed_with: int
 
 
-def command(pool: Path, output: Path) -> list[str]:
+def arguments(pool: Path, output: Path) -> list[str]:
     settings = ["--layers", "1", "--depth", "5", "--epochs", "12", "--patience", "12"]
-    return [sys.executable, "-m", "cluster.cli.main", "train-prm", str(pool), str(output), *settings]
+    return ["train-prm", str(pool), str(output), *settings]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Two trainings on the same sampled solutions, one of them killed after an epoch and started again."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """Two trainings on the same sampled solutions, one of them killed after an epoch in a process of its own and
+    resumed."""
     directory = tmp_path_factory.mktemp("trained")
     pool, whole, resumed = directory / "pool.jsonl", directory / "whole", directory / "resumed"
     with pool.open("w") as file:
@@ -62,16 +65,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
                 }
                 file.write(json.dumps(line) + "\n")
     checkpoint = resumed / "training" / "checkpoint.pt"
-    with subprocess.Popen(command(pool, resumed), stdout=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-m", "cluster.cli.main", *arguments(pool, resumed)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + DEADLINE_S
         while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         killed_with = process.wait(DEADLINE_S)
     assert not (resumed / "metrics.json").exists()
+    threads = torch.get_num_threads()
     for output in (resumed, whole):
-        subprocess.run(command(pool, output), check=True, timeout=DEADLINE_S, stdout=subprocess.DEVNULL)
-    return Trained(whole, resumed, killed_with)
+        ended = CliRunner().invoke(app, arguments(pool, output))
+        assert ended.exit_code == 0, ended.output
+    yield Trained(whole, resumed, killed_with)
+    torch.set_num_threads(threads)
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")

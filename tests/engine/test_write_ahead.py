@@ -157,6 +157,7 @@ def cases_of(problems: int) -> list[Case]:
 
 
 CASES = cases_of(3)
+OF_ONE_PROBLEM = CASES[: len(SEARCHES)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -189,12 +190,12 @@ async def test_every_strategy_is_searched() -> None:
     assert {search["strategy"] for search in SEARCHES} == set(STRATEGIES)
 
 
-@pytest.mark.parametrize("in_flight", [1, IN_FLIGHT])
+@pytest.mark.parametrize(("cases", "in_flight"), [(OF_ONE_PROBLEM, 1), (CASES, IN_FLIGHT)], ids=["alone", "together"])
 async def test_trees_are_the_same_with_and_without_writing_ahead(
-    pair: Pair, expected: dict[Case, dict[str, Any]], in_flight: int
+    pair: Pair, expected: dict[Case, dict[str, Any]], cases: list[Case], in_flight: int
 ) -> None:
     before = pair.counts()
-    assert_equal(await pair.trees(CASES, SETTING, in_flight), expected)
+    assert_equal(await pair.trees(cases, SETTING, in_flight), {case: expected[case] for case in cases})
     begun, adopted = (pair.counts()[name] - before[name] for name in COUNTERS[:2])
     assert begun > adopted > 0
     await assert_tidy(pair)

@@ -149,7 +149,12 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
     limited = "".join(f"{each} places={SMALL_PLACES}\n" for each in small)
     keys_file.write_text(f"{key} operator  # the tests\n{other_key}\n{limited}")
     started_at = time.time()
-    own = {"address": "local", "num_cpus": 8, "include_dashboard": False}
+    own = {
+        "address": "local",
+        "num_cpus": 8,
+        "include_dashboard": False,
+        "_system_config": {"metrics_report_interval_ms": 2000},  # tests wait for it; Ray's own is ten seconds
+    }
     ray.init(**(ray_arguments or own), log_to_driver=False)
     port = free_port()  # after Ray has taken its ports
     try:

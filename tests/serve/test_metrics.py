@@ -16,7 +16,7 @@ from deployments.telemetry.catalog import METRICS, Kind
 from tests.serve.application import Application, problems, request, until
 
 SCRAPED_S = 60.0
-"""Replicas publish every five seconds, and Ray's agent has it after ten; a busy machine takes longer."""
+"""Replicas publish every five seconds, and Ray's agent has it after two; a busy machine takes longer."""
 MAY_STAY_ZERO = {
     "banyan_retries_total",  # no replica fails in this load
     "banyan_harmful_requests_total",  # and no request ends one

@@ -31,6 +31,7 @@ from deployments.node_cache import NAMESPACE, CacheClient
 from kvstore.server import segments
 from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
+from tests.serve.application import Application
 
 SETTINGS = CacheSettings(l1_size_gb=0.0625)
 pytestmark = [
@@ -109,11 +110,11 @@ async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
 
 
 def caches() -> list[Any]:
-    """Actors of all cache servers."""
+    """Actors of all cache servers but that of the application of the other modules."""
     named = ray.util.list_named_actors(all_namespaces=True)
     found = []
     for each in named:
-        if each["namespace"] == NAMESPACE:
+        if each["namespace"] == NAMESPACE and not each["name"].startswith(f"cache:{Application.NAME}:"):
             with suppress(ValueError):  # the actor has ended since it was listed
                 found.append(ray.get_actor(**each))
     return found
@@ -166,20 +167,6 @@ async def test_the_server_starts_before_the_replicas_which_share_it(handle: Depl
     assert second["answered_at_start"]
     assert first["address"] == second["address"]
     assert first["pid"] == second["pid"]
-
-
-async def test_a_killed_server_restarts_on_the_same_port(handle: DeploymentHandle[Any]) -> None:
-    before = await report(handle)
-    os.kill(before["pid"], signal.SIGKILL)
-
-    async def restarted() -> bool:
-        return bool((await report(handle))["restarts"] > before["restarts"])
-
-    await until(restarted)
-    after = await report(handle)
-    assert after["pid"] != before["pid"]
-    assert after["address"] == before["address"]
-    assert await answers(after["address"])
 
 
 async def test_a_killed_owner_is_replaced_and_the_server_restarts_on_the_same_port(
@@ -316,27 +303,17 @@ async def operators_own() -> AsyncIterator[CacheSettings]:
 
 
 async def test_an_operators_own_server_is_used_and_left_alone(handle: DeploymentHandle[Any]) -> None:
-    before = len(caches())
+    before = caches()
     async with operators_own() as settings:
-        running = await asyncio.to_thread(serve.run, application(settings, 1), name="own", route_prefix=None)
-        try:
-            async with asyncio.timeout(WAIT_S):
-                said = await running.report.remote()
-            assert said["relied_on"] == CacheAddress(settings.host, settings.port, settings.http_port)
-            assert said["answered_at_start"]
-            assert len(caches()) == before
-
-            async def seen() -> bool:
-                figures = (await running.report.remote())["figures"]
-                return bool(figures and figures["lmcache_up"] == 1)
-
-            await until(seen)
-            chunks = settings.model_copy(update={"chunk_size": 32})
-            running = await asyncio.to_thread(serve.run, application(chunks, 1), name="own", route_prefix=None)
-            async with asyncio.timeout(WAIT_S):
-                assert (await running.report.remote())["relied_on"] is None
-        finally:
-            await asyncio.to_thread(serve.delete, "own")
+        client = CacheClient(settings)
+        assert await client.attach() == CacheAddress(settings.host, settings.port, settings.http_port)
+        assert await client.keep()
+        assert client.figures["lmcache_up"] == 1
+        other = CacheClient(settings.model_copy(update={"chunk_size": 32}))
+        assert await other.attach() is None
+        assert await other.keep()
+        assert other.figures == {"lmcache_up": 0}
+        assert len(caches()) == len(before)
 
 
 CRASHING_APPLICATION = """

@@ -6,11 +6,9 @@ import socket
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.serve.application import Application, problems, request
 
-H2C = ("Connection: Upgrade, HTTP2-Settings, close", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA")
 CHAT = "/v1/chat/completions"
 
 
@@ -41,37 +39,22 @@ def raw(application: Application, *parts: bytes, close: bool = False) -> bytes:
     return received
 
 
-def is_answered(reply: bytes, stream: bool) -> bool:
-    return b"HTTP/1.1 200 OK" in reply and (b"data: [DONE]" if stream else b'"finish_reason"') in reply
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("form", ["length", "chunked", "one packet"])
-def test_java_is_answered(idle: Application, form: str, stream: bool) -> None:
-    length, content = body(stream=stream)
-    if form == "chunked":
-        parts = [
-            head(idle, *H2C, "Transfer-Encoding: chunked"),
-            b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content),
-        ]
-    else:
-        parts = [head(idle, *H2C, length), content]
-    assert is_answered(raw(idle, *([b"".join(parts)] if form == "one packet" else parts)), stream)
+def is_answered(reply: bytes) -> bool:
+    return b"HTTP/1.1 200 OK" in reply and b"data: [DONE]" in reply
 
 
 def test_http_1_0_gets_a_stream_without_chunks(idle: Application) -> None:
     length, content = body(stream=True)
     reply = raw(idle, head(idle, length, version="1.0") + content)
-    assert is_answered(reply, stream=True)
+    assert is_answered(reply)
     headers, _, events = reply.partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in headers.lower()
     assert events.startswith((b"data: ", b": "))
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_has_closed_its_sending_side_gets_its_answer(idle: Application, stream: bool) -> None:
-    length, content = body(stream=stream)
-    assert is_answered(raw(idle, head(idle, length) + content, close=True), stream)
+def test_a_client_that_has_closed_its_sending_side_gets_its_answer(idle: Application) -> None:
+    length, content = body(stream=True)
+    assert is_answered(raw(idle, head(idle, length) + content, close=True))
 
 
 def test_head_and_slashes(idle: Application) -> None:
@@ -88,17 +71,7 @@ def test_head_and_slashes(idle: Application) -> None:
         assert client.post(CHAT, content=packed, headers=headers).status_code == 415
 
 
-def test_what_is_no_request_is_refused_in_time_and_closed(idle: Application) -> None:
+def test_what_is_no_request_is_refused_and_closed(idle: Application) -> None:
     assert raw(idle, head(idle, "X-Pad: " + "x" * 400_000)).startswith(b"HTTP/1.1 431")
-    assert raw(idle, head(idle)[:-2]).startswith(b"HTTP/1.1 408")
-    assert raw(idle, head(idle, "Content-Length: 1000") + b"{").startswith(b"HTTP/1.1 408")
     with_body = head(idle, "Content-Length: 5", "Connection: close", path="/health").replace(b"POST", b"GET") + b"hello"
     assert raw(idle, with_body).startswith(b"HTTP/1.1 413")
-
-
-def test_a_deep_and_wide_body_is_refused(idle: Application) -> None:
-    deep = b'{"a": ' + b"[" * 900 + b",".join([b"0"] * 20_000) + b"]" * 900 + b"}"
-    with idle.client(httpx.Timeout(60.0)) as client:
-        for path in (CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"):
-            reply = client.post(path, content=deep, headers={"content-type": "application/json"})
-            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")

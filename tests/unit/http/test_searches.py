@@ -18,6 +18,7 @@ import pytest_asyncio
 from http_world import World, chat, found, generator_is_dead, served
 
 from deployments.admission.keys import key_record, store_owner
+from deployments.http import streaming
 from deployments.http.kept import MAX_STREAMS
 from deployments.store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
 from deployments.store import searches as searches_module
@@ -184,7 +185,8 @@ async def test_the_error_of_a_failed_search_is_returned(kept: World) -> None:
     assert (last["search"]["status"], last["search"]["reply"], done) == ("failed", None, "[DONE]")
 
 
-async def test_a_search_whose_client_hung_up_is_cancelled(kept: World) -> None:
+async def test_a_search_whose_client_hung_up_is_cancelled(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "PING_S", 0.05)
     kept.generator.gate.clear()
     async with served(kept) as url, httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
         async with client.stream("POST", f"{url}/v1/chat/completions", json=chat(store=True, stream=True)):

@@ -89,19 +89,23 @@ async def test_both_solvers_give_the_same_solution(solver: ProcessSolver) -> Non
 
 @pytest.mark.parametrize("function", [hangs, dies, fails])
 async def test_unsolved_problems_get_their_fallback_and_a_log_line(
-    solver: ProcessSolver, function: Any, caplog: pytest.LogCaptureFixture
+    solver: ProcessSolver, function: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await solver.start()
     with caplog.at_level(logging.WARNING, "banyan.solver"):
-        assert await solver.solve(Problem(function, None, fallback="as it was")) == "as it was"
+        with monkeypatch.context() as patch:
+            if function is hangs:
+                patch.setattr(solver_module, "SOLVE_S", 0.5)
+            assert await solver.solve(Problem(function, None, fallback="as it was")) == "as it was"
         assert function.__name__ in caplog.text
         assert await solver.solve(Problem(doubled, 4, fallback=0)) == 8
 
 
-async def test_a_stopped_worker_times_out(solver: ProcessSolver) -> None:
+async def test_a_stopped_worker_times_out(solver: ProcessSolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even while it is sent a problem that does not fit into a pipe."""
     child = psutil.Process(await solver.solve(Problem(pid, None, None)))
     child.suspend()
+    monkeypatch.setattr(solver_module, "SOLVE_S", 0.5)
     started = time.monotonic()
     assert await solver.solve(Problem(doubled, "x" * (1 << 20), fallback="late")) == "late"
     assert time.monotonic() - started < 20.0
