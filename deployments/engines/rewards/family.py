@@ -203,6 +203,10 @@ class RewardModelSettings(EngineSettings):
         return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
 
     @property
+    def seeded(self) -> bool:
+        return False
+
+    @property
     def reads_chat(self) -> bool:
         """Whether paths are encoded in the model's chat template."""
         return self.reader.reads_chat
