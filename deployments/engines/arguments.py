@@ -98,7 +98,7 @@ def engine_args(
     args |= {name: as_meant(TYPES.get(name, Any), value) for name, value in settings.engine_args.items()}
     if booleans := sorted(name for name, value in args.items() if isinstance(value, Boolean)):
         raise EngineStartError(f"engine_args: {', '.join(booleans)} may not be a boolean; {BOOLEANS}")
-    if current_platform.is_cpu() and args["enable_chunked_prefill"]:
+    if current_platform.is_cpu() and settings.seeded and args["enable_chunked_prefill"]:
         raise EngineStartError(
             "engine_args.enable_chunked_prefill must stay false on a CPU: a seeded request whose prefill "
             "is cut into chunks kills vLLM's engine there"

@@ -265,7 +265,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
                     cached = done.output.num_cached_tokens or 0
                     prompt_tokens += len(label.query.token_ids)
                     cached_tokens += cached
-                    if cached > label.query.first:
+                    if running.family.missing_rows(done.output, label.query) > label.query.first:
                         again = label.query.uncached()
                         prefix = running.prefix(again, request.cache_salt)
                         call.submit(label._replace(query=again), again.token_ids, again.params, prefix=prefix)

@@ -242,6 +242,11 @@ class EngineSettings(Settings):
     replicas: ReplicaSettings = ReplicaSettings()
 
     @property
+    def seeded(self) -> bool:
+        """Whether requests to the engine have sampling seeds."""
+        return True
+
+    @property
     def model_path(self) -> str:
         """The directory or hub id with ``embedded:`` resolved."""
         if self.model.startswith("embedded:"):

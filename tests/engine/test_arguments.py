@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,12 @@ from vllm.utils.network_utils import get_open_port
 from deployments.engines import arguments, lifecycle
 from deployments.engines.arguments import engine_args
 from deployments.engines.errors import EngineStartError
+from deployments.engines.rewards import parse_prm
+from deployments.engines.rewards.family import RewardModelSettings
+from deployments.engines.rewards.generative_presets import GenerativeSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.scoring import scoring_args
-from deployments.engines.settings import GeneratorSettings, ReplicaSettings
+from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
 from deployments.engines.sockets import SocketDirectory
 
 
@@ -112,6 +116,27 @@ def test_a_boolean_for_another_argument_is_refused(generator_model: str, name: s
     settings = GeneratorSettings(model=generator_model, engine_args={name: True})
     with pytest.raises(EngineStartError, match=f"engine_args: {name} may not be a boolean; .* in quotes"):
         engine_args(settings, runner="generate")
+
+
+@pytest.mark.parametrize("settings", [GeneratorSettings, GenerativeSettings])
+def test_chunks_are_refused_on_a_cpu_where_requests_have_seeds(
+    generator_model: str, settings: type[EngineSettings]
+) -> None:
+    chunked = settings(model=generator_model, engine_args={"enable_chunked_prefill": True})
+    with pytest.raises(EngineStartError, match=r"engine_args\.enable_chunked_prefill must stay false on a CPU"):
+        engine_args(chunked, runner="generate")
+
+
+@pytest.mark.parametrize(
+    ("family", "own"), [("step_head", {}), ("label_turns", {}), ("generative", {"temperature": 0.0, "samples": 1})]
+)
+def test_chunks_are_allowed_where_requests_have_no_seeds(prm_model: str, family: str, own: dict[str, Any]) -> None:
+    chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 128}
+    settings = parse_prm({"family": family, "model": prm_model, "engine_args": chunked, **own})
+    assert isinstance(settings, RewardModelSettings)
+    args = scoring_args(settings)
+    assert args.enable_chunked_prefill
+    assert args.max_num_batched_tokens == 128
 
 
 def test_an_engine_starts_where_kubernetes_has_a_service_named_vllm(

@@ -282,9 +282,3 @@ async def test_an_invalid_token_is_refused_and_the_engine_lives(generation: Gene
 async def test_a_missing_model_is_named_as_such() -> None:
     with pytest.raises(EngineStartError, match=r"no model at '/nowhere/at/all': there is no config\.json"):
         await GenerationEngine(GeneratorSettings(model="/nowhere/at/all")).start()
-
-
-async def test_chunked_prefill_on_a_cpu_is_refused(generator_model: str) -> None:
-    settings = GeneratorSettings(model=generator_model, engine_args={"enable_chunked_prefill": True})
-    with pytest.raises(EngineStartError, match="enable_chunked_prefill must stay false"):
-        await GenerationEngine(settings).start()

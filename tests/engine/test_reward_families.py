@@ -21,6 +21,7 @@ from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from tests.engine.chunked import SCHEDULERS, assert_chunks_change_nothing
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.published import skywork_input
 from tests.engine.reward_models import MODELS, Formula, random_path
@@ -52,7 +53,9 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     model = MODELS[request.param](directory)
     settings = parse_prm({"model": str(directory), "family": request.param, **model.settings})
     assert isinstance(settings, RewardModelSettings)
-    engine = ScoringEngine(settings)
+    # Both chunked and in one piece: as the request's cache salt says.
+    chunking = {"enable_chunked_prefill": True, "scheduler_cls": SCHEDULERS[settings.reader.runner]}
+    engine = ScoringEngine(settings.model_copy(update={"engine_args": chunking}))
     with quiet():
         await engine.start()
     yield Family(engine, model.formula)
@@ -74,6 +77,12 @@ async def test_rewards_equal_the_formula_step_by_step_and_at_once(family: Family
         assert singly == pytest.approx(expected, abs=1e-4)
         seen += expected
     assert max(seen) - min(seen) > 0.01
+
+
+async def test_rewards_of_paths_in_chunks_equal_those_in_one_piece(family: Family) -> None:
+    before = family.engine.stats()["preemptions"]
+    await assert_chunks_change_nothing(family.engine, family.engine)
+    assert family.engine.stats()["preemptions"] > before, "some began twice"
 
 
 async def test_a_path_that_is_encoded_little_by_little_gets_its_rewards_and_opens_few_requests(

@@ -14,6 +14,9 @@ from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from tests.engine.chunked import assert_chunks_change_nothing
+from tests.engine.chunking_scheduler import CHUNK_TOKENS
+from tests.engine.conftest import SETTLE_S, quiet, stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,6 +64,16 @@ async def test_step_by_step_whole_path_and_the_formula_agree(scoring: ScoringEng
     assert [rewards[0][0] for rewards in singly] == pytest.approx(expected, abs=1e-4)
     assert whole == pytest.approx(expected, abs=1e-4)
     assert tail == pytest.approx(expected[-2:], abs=1e-4)
+
+
+async def test_rewards_of_paths_in_chunks_equal_those_in_one_piece(scoring: ScoringEngine, prm_model: str) -> None:
+    chunking = {"enable_chunked_prefill": True, "max_num_batched_tokens": CHUNK_TOKENS[1]}
+    engine = ScoringEngine(StepHeadSettings(model=prm_model, engine_args=chunking))
+    with quiet():
+        await engine.start()
+    await assert_chunks_change_nothing(scoring, engine)
+    assert await engine.check_integrity(SETTLE_S) == []
+    await stop(engine)
 
 
 async def test_a_new_step_uses_the_cached_path(scoring: ScoringEngine, prm_model: str) -> None:

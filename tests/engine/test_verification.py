@@ -23,6 +23,8 @@ from deployments.engines.verification import SPARE_TOKENS, VerificationEngine, c
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows
+from tests.engine.chunked import assert_chunks_change_nothing
+from tests.engine.chunking_scheduler import CHUNK_TOKENS
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.reward_models import label_share, random_path
 from tests.engine.verifier_model import TEMPLATE, save_verifier
@@ -310,6 +312,19 @@ async def test_a_canary_writes_no_critique(verifier: Verifier) -> None:
     assert await verifier.engine.canary(MINUTES) > 0
     after = verifier.engine.stats()
     assert after["items_begun"] - before["items_begun"] == 1 == after["generated_tokens"] - before["generated_tokens"]
+
+
+async def test_rewards_of_greedy_critiques_in_chunks_equal_those_in_one_piece(verifier: Verifier) -> None:
+    chunking = {"enable_chunked_prefill": True, "max_num_batched_tokens": CHUNK_TOKENS[1]}
+    greedy = {"temperature": 0.0, "samples": 1}
+    settings = verifier.engine._settings.model_copy(update=greedy | {"engine_args": chunking})
+    engine = VerificationEngine(settings)
+    with quiet():
+        await engine.start()
+    with verifier.settings(**greedy):
+        await assert_chunks_change_nothing(verifier.engine, engine, 4)
+    assert await engine.check_integrity(SETTLE_S) == []
+    await stop(engine)
 
 
 async def test_seeds_follow_from_prompt_and_number() -> None:

@@ -44,8 +44,8 @@ class Query(NamedTuple):
     known: int = 0
     """Number of first tokens that the queries for the path's earlier steps began with, as far as the family knows."""
     first: int = sys.maxsize
-    """First position whose row the rewards are made of, where that is before the last: if the prefix cache held more
-    tokens than this, the query is sent again without it."""
+    """First position whose row the rewards are made of, where that is before the last: if the output begins behind it,
+    the query is sent again without the prefix cache."""
 
     def uncached(self) -> "Query":
         """The same query, which does not read the prefix cache."""
@@ -143,6 +143,10 @@ class RewardFamily(ABC):
         ends = range(len(steps) - unscored + 1, len(steps) + 1)
         return [self.query(question, steps[:end], 1) for end in ends]
 
+    def missing_rows(self, output: "Output", query: Query) -> int:
+        """Number of the query's first tokens of which the output has no rows."""
+        return 0
+
     def unread(self, question: str, steps: Sequence[str]) -> int:
         """Number of characters that are encoded for a query of this path."""
         return len(question) + sum(map(len, steps))
@@ -198,6 +202,10 @@ class RewardModelSettings(EngineSettings):
     @property
     def model_paths(self) -> dict[str, str]:
         return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
+
+    @property
+    def seeded(self) -> bool:
+        return False
 
     @property
     def reads_chat(self) -> bool:

@@ -229,6 +229,10 @@ class VerifierSettings(RewardModelSettings):
         return self
 
     @property
+    def seeded(self) -> bool:
+        return self.temperature > 0
+
+    @property
     def verifier_template(self) -> VerifierTemplate:
         """The preset, or what the settings make of it."""
         return self.preset

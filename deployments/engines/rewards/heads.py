@@ -77,10 +77,14 @@ class Head(RewardFamily):
         known = tags[-unscored - 1] + 1 if len(tags) > unscored else 0
         return Query(token_ids, params, tuple(tags[-unscored:]), known)
 
+    def missing_rows(self, output: "Output", query: Query) -> int:
+        # The rows of a cached prefix are missing at the front. A preempted request begins again, perhaps behind another
+        # prefix. vLLM's older runner keeps the rows that it had, so there may be more rows than tokens.
+        return len(query.token_ids) - len(output.outputs.data)
+
     def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs.data
-        # The rows of a cached prefix are missing at the front.
-        missing = len(query.token_ids) - len(rows)
+        missing = self.missing_rows(output, query)
         wanted = [tag - missing for tag in query.tags]
         if rows.ndim != 2 or rows.shape[1] != self.classes or wanted[0] < 0:
             raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens, {len(wanted)} tags")

@@ -80,7 +80,7 @@ class Implicit(StepwiseHead):
         from torch import stack
 
         rows = output.outputs.data
-        missing = len(query.token_ids) - len(rows)
+        missing = self.missing_rows(output, query)
         bounds = [position - missing for position in (query.first, *query.tags)]
         if rows.ndim != 2 or rows.shape[1] != self.classes or bounds[0] < 0:
             raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens from {query.first} on")

@@ -47,7 +47,21 @@ class Pair(nn.Module):
 
 
 class AllRows(AllPool):  # type: ignore[misc]  # vLLM does not export its type
-    """All rows of a request, for a head that reads its tokens too."""
+    """All rows of a request from its last start on, for a head that reads its tokens too.
+
+    vLLM's older runner keeps the chunks of a preempted request. It begins again, so their rows would come twice.
+    """
+
+    def forward(self, hidden_states: Tensor, pooling_metadata: PoolingMetadata) -> list[Tensor | None]:
+        cursor = pooling_metadata.get_pooling_cursor()
+        ends = cursor.seq_lens_cpu.tolist()
+        lengths = cursor.num_scheduled_tokens_cpu.tolist()
+        for state, end, length in zip(pooling_metadata.pooling_states, ends, lengths, strict=True):
+            if getattr(state, "end", end - length) != end - length:
+                state.clean()
+            state.end = end
+        rows: list[Tensor | None] = super().forward(hidden_states, pooling_metadata)
+        return rows
 
     def get_pooling_updates(self, task: PoolingTask) -> PoolingParamsUpdate:
         return PoolingParamsUpdate(requires_token_ids=True)
