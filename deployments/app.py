@@ -93,7 +93,9 @@ def _store_id(settings: StoreSettings) -> str | None:
 
 def _built(*engines: EngineSettings, store: str | None = None) -> Built:
     """The environment variables, models and store that replicas must find unchanged on every node."""
-    shared = {name: os.environ.get(name) for name in variables() if name.startswith("RAY_SERVE_")}
+    # Trees depend on the model runner, too.
+    names = [*(name for name in variables() if name.startswith("RAY_SERVE_")), "VLLM_USE_V2_MODEL_RUNNER"]
+    shared = {name: os.environ.get(name) for name in names}
     return Built(shared, model_digest(*engines), store)
 
 

@@ -53,6 +53,9 @@ class Engine(Protocol):
     @property
     def notes(self) -> list[str]: ...
 
+    @property
+    def model_runners(self) -> dict[str, str]: ...
+
     async def start(self, stat_loggers: Sequence[Any] = ()) -> None: ...
 
     async def canary(self, deadline_s: float) -> float: ...
@@ -106,7 +109,8 @@ class EngineReplica:
 
     async def stats(self) -> dict[str, Any]:
         histograms = {name: histogram.figures for name, histogram in self._engine.histograms.items()}
-        return {**self._figures(), "notes": self._engine.notes, "histograms": histograms}
+        told = {"model_runners": self._engine.model_runners, "notes": self._engine.notes}
+        return {**self._figures(), **told, "histograms": histograms}
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         return await self._engine.check_integrity(settle_s)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
 from vllm.platforms import current_platform
 from vllm.ray.lazy_utils import is_in_ray_actor
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
@@ -76,6 +77,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._unused: list[str] = []
         """Names of weights without use, which the engine does not load."""
         self._notes: list[str] = []
+        self._runner = ""
         self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
         self._hung: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,6 +118,10 @@ class EngineLifecycle(ABC, Generic[Started]):
             # vLLM asks this at an engine's first pooling request. If the engine is dead by then it waits for ever.
             await engine.get_supported_tasks()
             await _require_all_weights(engine)
+            self._runner = await _worker_reply(engine, "runner_class")
+            # On a CPU there is only one. On a GPU the log tells it at any level: trees depend on it.
+            level = logging.INFO if current_platform.is_cpu() else logging.WARNING
+            logger.log(level, "%s: vLLM's model runner is %s", self._settings.model, self._runner)
             self._started = self._derive(engine, await engine_geometry(engine))
             await _worker_reply(engine, "release_free_memory")
             undo.pop_all()
@@ -154,6 +160,11 @@ class EngineLifecycle(ABC, Generic[Started]):
     def notes(self) -> list[str]:
         """What is odd about the model, found at its start: sentences that begin with its name. The log has them too."""
         return [f"{self._settings.model}: {note}" for note in self._notes]
+
+    @property
+    def model_runners(self) -> dict[str, str]:
+        """Full name of the class of vLLM's model runner, by model; see ``docs/model-runners.md``."""
+        return {self._settings.model: self._runner}
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:
@@ -343,6 +354,8 @@ def _start(
     sockets: SocketDirectory,
 ) -> AsyncLLM:
     envs.disable_envs_cache()
+    if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:  # it would start, and die at its first request
+        raise EngineStartError("VLLM_USE_V2_MODEL_RUNNER wants vLLM's newer model runner, which needs Triton: unset it")
     drop_service_links()  # of a cluster that was started by hand in a pod
     template = template_of(settings)
     variables = {**engine_environment(settings), **sockets.environment}

@@ -26,7 +26,7 @@ class StepStop(NamedTuple):
     """The engine's stop conditions for the end of a step. It stops at the first that is met."""
 
     token_ids: tuple[int, ...]
-    """Tokens that contain the delimiter: the engine stops at once, before another token is scheduled."""
+    """Tokens that contain the delimiter: the engine stops at once. On a GPU it drops a token that it has begun."""
     strings: tuple[str, ...]
     """The delimiter, where several tokens may spell it: only the text shows it, which costs detokenization."""
 

@@ -3,6 +3,8 @@
 vLLM imports this module in an engine's process before it loads the model, and with it the loader.
 """
 
+from typing import Any
+
 from deployments.engines.allocator import release_free_memory
 from deployments.engines.loader import missing_weights
 from kvstore.memory.engine_geometry import GeometryReport
@@ -18,3 +20,8 @@ class WorkerExtension(GeometryReport):
     def missing_weights(self) -> list[str]:
         """See ``deployments.engines.loader``."""
         return missing_weights()
+
+    def runner_class(self: Any) -> str:
+        """Full name of the class of vLLM's model runner in this worker."""
+        kind = type(self.model_runner)
+        return f"{kind.__module__}.{kind.__qualname__}"

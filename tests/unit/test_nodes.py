@@ -1,5 +1,6 @@
 """Nodes are compared in everything that must be equal, and a process is distinguished from a successor with its pid."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.app import _built
 from deployments.engines.settings import GeneratorSettings
 from deployments.startup.nodes import Built, NodeDiffers, kv_identity, model_digest
 from kvstore.server.processes import Processes
@@ -37,6 +39,15 @@ def test_a_variable_that_differs_is_named(environment: dict[str, str], message: 
     with pytest.raises(NodeDiffers, match=message) as refused:
         BUILT.check(environment=environment)
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_nodes_must_ask_for_the_same_model_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    built = _built()
+    built.check()
+    other = {name: value for name, value in os.environ.items() if name != "VLLM_USE_V2_MODEL_RUNNER"}
+    with pytest.raises(NodeDiffers, match="VLLM_USE_V2_MODEL_RUNNER is not set, but '0' where"):
+        built.check(environment=other)
 
 
 def test_the_name_of_stored_kv_depends_on_the_weights(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ class Engine:
     at_engine: frozenset[str] = frozenset()
     histograms: ClassVar[dict[str, Histogram]] = {}
     pressure = 0.25
+    notes: ClassVar[list[str]] = ["model: odd"]
+    model_runners: ClassVar[dict[str, str]] = {"model": "vllm.Runner"}
 
     def __init__(self) -> None:
         self.failure: ScorerError | None = None
@@ -132,3 +134,12 @@ async def test_a_replica_without_calls_ends_with_its_engine_too(exits: Exits) ->
 async def test_a_replica_reports_its_pressure() -> None:
     made, _ = prm_replica()
     assert await made.record_autoscaling_stats() == {PRESSURE: 0.25}
+
+
+async def test_the_status_tells_the_model_runner_and_the_notes() -> None:
+    made, _ = prm_replica()
+    assert await made.stats() == {
+        "model_runners": {"model": "vllm.Runner"},
+        "notes": ["model: odd"],
+        "histograms": {},
+    }

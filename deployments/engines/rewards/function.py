@@ -142,6 +142,11 @@ class FunctionScorer:
         """Empty: a function is not tried at the start."""
         return []
 
+    @property
+    def model_runners(self) -> dict[str, str]:
+        """Empty: a function has no engine."""
+        return {}
+
     def shutdown(self) -> None:
         self._reward = None
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -189,6 +189,11 @@ class SeveralScorer:
         """What is odd about the models, found at the start."""
         return [note for scorer in self._scorers for note in scorer.notes]
 
+    @property
+    def model_runners(self) -> dict[str, str]:
+        """vLLM's model runners, by model."""
+        return {model: runner for scorer in self._scorers for model, runner in scorer.model_runners.items()}
+
     def shutdown(self) -> None:
         for scorer in self._scorers:
             scorer.shutdown()
