@@ -1,5 +1,5 @@
-# `make` lists the targets. Variables: PYTHON, BANYAN_HARDWARE=cpu|cuda (scripts/setup), UPGRADE=1 (lock),
-# PORT and CONFIG (run), ARGS (the test targets: arguments for pytest).
+# `make` lists the targets. Variables: PYTHON, BANYAN_HARDWARE=cpu|cuda (scripts/setup), KIND=cpu|cuda and BUNDLE=folder
+# (bundle, setup), UPGRADE=1 (lock), PORT and CONFIG (run), ARGS (the test targets: arguments for pytest).
 
 include scripts/environment
 
@@ -9,16 +9,19 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-dev run test test-unit test-engine test-cache test-serve test-faults test-attacks test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
+.PHONY: help setup setup-dev bundle run test test-unit test-engine test-cache test-serve test-faults test-attacks test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## install what serving needs into .venv, as locked; nothing to do when nothing changed
-	@scripts/setup
+setup: ## install what serving needs into .venv, as locked; BUNDLE=folder: without a network
+	@BUNDLE='$(BUNDLE)' scripts/setup
 
 setup-dev: ## the same, and the tools for tests, checks and locks
-	@scripts/setup dev
+	@BUNDLE='$(BUNDLE)' scripts/setup dev
+
+bundle: ## collect in a folder what set-up fetches, for machines without a network; KIND=cpu|cuda: for that kind
+	@BUNDLE='$(BUNDLE)' BANYAN_HARDWARE='$(or $(KIND),$(BANYAN_HARDWARE))' scripts/setup bundle
 
 run: setup ## set up and serve; Ctrl-C ends it
 	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
