@@ -169,12 +169,12 @@ def test_a_turn_reports_its_figures_and_has_problems_of_its_own() -> None:
 
     asyncio.run(turns())
     first, second, compared = map(json.loads, report.getvalue().splitlines())
-    assert (first["side"], first["in_flight"], first["round"], first["problems"]) == ("scripted", 16, 0, 32)
-    assert (first["right"], first["steps"], first["tokens"], first["engine_steps"]) == (16, 96, 1280, 5)
-    assert second["problems"] == 4
+    assert (first["side"], first["in_flight"], first["round"], first["problems"]) == ("scripted", 16, 0, 64)
+    assert (first["right"], first["steps"], first["tokens"], first["engine_steps"]) == (32, 192, 2560, 5)
+    assert second["problems"] == 8
     tasks = [task for turn, _ in side.turns[:2] for task in turn]
-    assert len({task.seed for task in tasks}) == len({task.problem.unique_id for task in tasks}) == 36
-    assert (compared["same"], compared["of"]) == (0, 4)
+    assert len({task.seed for task in tasks}) == len({task.problem.unique_id for task in tasks}) == 72
+    assert (compared["same"], compared["of"]) == (0, 8)
 
 
 def test_the_searches_of_both_sides_have_the_same_settings() -> None:
