@@ -13,6 +13,8 @@ HEAVY_GENERATOR_NEURONS = 32_768
 """Neurons of each layer's MLP (``intermediate_size``), 512 in the embedded models: 51 M parameters in all."""
 HEAVY_PRM_NEURONS = 65_536
 """177 M parameters in all."""
+LARGE_LAYERS, LARGE_NEURONS = 24, 53_248
+"""0.49 G parameters in all, in either model."""
 
 
 class ModelPair(NamedTuple):
@@ -44,16 +46,25 @@ def heavy_pair() -> ModelPair:
 
     It stays in the user's cache directory for the next benchmark: vLLM knows compiled code by the path of its model.
     """
-    directory = cache_directory() / f"heavy_pair-{_embedded_digest()}"
+    return _written("heavy_pair", None, HEAVY_GENERATOR_NEURONS, HEAVY_PRM_NEURONS)
+
+
+def large_pair() -> ModelPair:
+    """The same for a GPU: 24 layers, half a billion parameters in each model (4 GB in float32)."""
+    return _written("large_pair", LARGE_LAYERS, LARGE_NEURONS, LARGE_NEURONS)
+
+
+def _written(name: str, layers: int | None, generator_neurons: int, prm_neurons: int) -> ModelPair:
+    directory = cache_directory() / f"{name}-{_embedded_digest()}"
     directory.mkdir(parents=True, exist_ok=True)
     generator, prm = directory / "generator", directory / "prm"
     for model, neurons, source in (
-        (generator, HEAVY_GENERATOR_NEURONS, EMBEDDED_GENERATOR),
-        (prm, HEAVY_PRM_NEURONS, EMBEDDED_PRM),
+        (generator, generator_neurons, EMBEDDED_GENERATOR),
+        (prm, prm_neurons, EMBEDDED_PRM),
     ):
         if not model.exists():
             unfinished = model.with_name(f"{model.name}.unfinished")
-            with_idle_layers(unfinished, neurons=neurons, of=source).rename(model)
+            with_idle_layers(unfinished, layers=layers, neurons=neurons, of=source).rename(model)
     return ModelPair(str(generator), str(prm))
 
 

@@ -3,7 +3,7 @@
 Importing this module imports vLLM: set the process's environment and cores before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vllm import LLM, PoolingParams, SamplingParams
@@ -11,7 +11,17 @@ from vllm.config import PoolerConfig
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from benchmarks.lock_step.beam_search import BeamSettings, StepRequest, WrittenStep, beam_search, weighted_vote
+from benchmarks.lock_step.beam_search import (
+    BeamSearch,
+    BeamSettings,
+    ScoredBeam,
+    ScoreRequest,
+    StepRequest,
+    WrittenStep,
+    search_in_lock_step,
+    weighted_vote,
+)
+from benchmarks.lock_step.worker import Question
 from deployments.engines.arguments import CPU_BATCH_TOKENS
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.environment import CPU_KV_BYTES
@@ -29,23 +39,26 @@ class Solved(NamedTuple):
     tokens: int
     """Generated tokens."""
     engine_calls: int
-    """Calls to either engine."""
+    """Calls to either engine that it had a part in."""
     prm_tokens: int
     """Tokens that the process reward model read."""
 
 
 class Engines:
-    """Both engines, and beam search on them. One problem at a time."""
+    """Both engines, and beam search on them."""
 
-    def __init__(self, generator: str, prm: str) -> None:
-        """Starts the engines of two model directories."""
+    def __init__(self, generator: str, prm: str, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+        """Starts the engines of two model directories. ``arguments``: engine arguments by role, ``generator`` and
+        ``prm``, in place of those for a CPU."""
         generator_settings, prm_settings = GeneratorSettings(model=generator), StepHeadSettings(model=prm)
         self._generator = LLM(
-            **_arguments(generator_settings.model_path), runner="generate", enable_prefix_caching=True
+            **_cpu_arguments(generator_settings.model_path) | arguments.get("generator", {}),
+            runner="generate",
+            enable_prefix_caching=True,
         )
         # A reward per token is needed, for which vLLM reads no cached prefix: caching blocks would be useless.
         self._prm = LLM(
-            **_arguments(prm_settings.model_path),
+            **_cpu_arguments(prm_settings.model_path) | arguments.get("prm", {}),
             runner="pooling",
             pooler_config=PoolerConfig(tok_pooling_type="ALL"),
             enable_prefix_caching=False,
@@ -56,27 +69,30 @@ class Engines:
         self._splitter = StepSplitter(tokenizer, generator_settings.step_delimiter, frozenset({eos}))
         self._step_head = StepHead(prm_settings, self._prm.get_tokenizer())
 
-    def solve(self, question: str, seed: int, settings: BeamSettings, context_tokens: int) -> Solved:
-        """Searches one problem. ``context_tokens``: most tokens of prompt and path together."""
-        prompt = self._chat.encode_chat([{"role": "user", "content": question}])
-        prm_tokens = 0
+    def solve(
+        self, questions: Sequence[Question], in_flight: int, settings: BeamSettings, context_tokens: int
+    ) -> list[Solved]:
+        """Searches problems, ``in_flight`` at a time in lock step. ``context_tokens``: most tokens of prompt and path
+        together."""
+        searches: list[BeamSearch] = []
+        for question in questions:
+            prompt = self._chat.encode_chat([{"role": "user", "content": question.text}])
+            path_tokens = context_tokens - len(prompt)
+            searches.append(BeamSearch(settings, question.text, prompt, path_tokens, question.seed))
 
         def write(requests: Sequence[StepRequest]) -> list[WrittenStep]:
-            return self._write(prompt, requests, settings.temperature)
+            return self._write(requests, settings.temperature)
 
-        def score(paths: Sequence[tuple[str, ...]]) -> list[list[float]]:
-            nonlocal prm_tokens
-            rewards, read = self._score(question, paths)
-            prm_tokens += read
-            return rewards
+        search_in_lock_step(searches, in_flight, write, self._score)
+        return [
+            Solved(weighted_vote(each.pool), each.steps, each.tokens, 2 * each.iterations, each.prm_tokens)
+            for each in searches
+        ]
 
-        found = beam_search(settings, context_tokens - len(prompt), seed, write, score)
-        return Solved(weighted_vote(found.pool), found.steps, found.tokens, 2 * found.iterations, prm_tokens)
-
-    def _write(self, prompt: list[int], requests: Sequence[StepRequest], temperature: float) -> list[WrittenStep]:
+    def _write(self, requests: Sequence[StepRequest], temperature: float) -> list[WrittenStep]:
         """One step for each request, in one generator call."""
         outputs = self._generator.generate(
-            [TokensPrompt(prompt_token_ids=[*prompt, *request.token_ids]) for request in requests],
+            [TokensPrompt(prompt_token_ids=list(request.token_ids)) for request in requests],
             [self._sampling_params(request, temperature) for request in requests],
             use_tqdm=False,
         )
@@ -103,23 +119,22 @@ class Engines:
         params.skip_clone = True  # every request has its own here already
         return params
 
-    def _score(self, question: str, paths: Sequence[tuple[str, ...]]) -> tuple[list[list[float]], int]:
-        """One reward per step of each path, all paths read whole in one call; and the number of tokens read."""
-        encoded = [self._step_head.encode(question, path) for path in paths]
+    def _score(self, beams: Sequence[ScoreRequest]) -> list[ScoredBeam]:
+        """One reward per step of each beam, all beams read whole in one call."""
+        encoded = [self._step_head.encode(beam.question, beam.steps) for beam in beams]
         outputs = self._prm.encode(
             [TokensPrompt(prompt_token_ids=token_ids) for token_ids, _ in encoded],
             PoolingParams(task="token_classify", use_activation=False),
             pooling_task="token_classify",
             use_tqdm=False,
         )
-        rewards = [
-            self._step_head.rewards_of(output.outputs.data[tags].double()).tolist()
-            for output, (_, tags) in zip(outputs, encoded, strict=True)
+        return [
+            ScoredBeam(self._step_head.rewards_of(output.outputs.data[tags].double()).tolist(), len(token_ids))
+            for output, (token_ids, tags) in zip(outputs, encoded, strict=True)
         ]
-        return rewards, sum(len(token_ids) for token_ids, _ in encoded)
 
 
-def _arguments(model: str) -> dict[str, Any]:
+def _cpu_arguments(model: str) -> dict[str, Any]:
     """Engine arguments on a CPU as in ``deployments.engines.arguments``, but compiled."""
     return {
         "model": model,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lock_step.beam_search import BeamSettings
-from benchmarks.lock_step.worker import Question, Start
+from benchmarks.lock_step.worker import Batch, Question, Start
 from benchmarks.model_pairs import ModelPair
 from deployments.embedded.problems import Problem
 from deployments.engines.allocator import allocator_environment
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 START_S = 900.0
 """Longest wait for a worker to start: it compiles two models where no compiled code is cached."""
 SOLVE_S = 600.0
-"""Longest wait for one problem."""
+"""Longest wait for one batch of problems."""
 END_S = 15.0
 """Longest wait for a worker to end by itself."""
 LOG_TAIL = 2000
@@ -64,7 +64,13 @@ class Worker:
         Raises:
             WorkerFailed: the worker ended or gave no reply in time.
         """
-        return self._exchange(question, SOLVE_S)
+        [solved] = self.solve_batch(Batch((question,), 1))
+        return solved
+
+    def solve_batch(self, batch: Batch) -> list[dict[str, Any]]:
+        """The same for each of several problems."""
+        solved: list[dict[str, Any]] = self._exchange(batch, SOLVE_S)
+        return solved
 
     def close(self) -> None:
         """Ends the process by closing its stdin, or kills it if it does not end then."""
@@ -78,11 +84,11 @@ class Worker:
             self._process.wait()
         self._process.stdout.close()
 
-    def _exchange(self, request: Start | Question, timeout_s: float) -> dict[str, Any]:
+    def _exchange(self, request: Start | Batch, timeout_s: float) -> Any:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            reply: dict[str, Any] = json.loads(self._read_line(time.monotonic() + timeout_s))
+            reply = json.loads(self._read_line(time.monotonic() + timeout_s))
         except (OSError, EOFError) as error:
             tail = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
             raise WorkerFailed(

@@ -8,17 +8,19 @@ import pytest
 
 from benchmarks.lock_step.beam_search import (
     Beam,
+    BeamSearch,
     BeamSettings,
-    SearchResult,
+    ScoredBeam,
+    ScoreRequest,
     StepRequest,
     WrittenStep,
-    beam_search,
     copied,
     is_right,
+    search_in_lock_step,
     weighted_vote,
 )
 from benchmarks.lock_step.figures import Answered, Bounds, Figures, Round, Turn
-from benchmarks.lock_step.worker import Start
+from benchmarks.lock_step.worker import Batch, Question, Start
 from benchmarks.lock_step.worker_pool import worker_environment
 from benchmarks.ratios import ratio_with_interval
 
@@ -40,12 +42,14 @@ class ScriptedEngines:
         texts = [self._text(iteration, beam) for beam in range(len(requests))]
         return [WrittenStep(text, (iteration, beam), "<end>" in text) for beam, text in enumerate(texts)]
 
-    def score(self, paths: Sequence[tuple[str, ...]]) -> list[list[float]]:
-        self.scored.append(list(paths))
-        return [[float(step.split()[0]) for step in path] for path in paths]
+    def score(self, beams: Sequence[ScoreRequest]) -> list[ScoredBeam]:
+        self.scored.append([beam.steps for beam in beams])
+        return [ScoredBeam([float(step.split()[0]) for step in beam.steps], 0) for beam in beams]
 
-    def search(self, settings: BeamSettings = SETTINGS, path_tokens: int = PATH_TOKENS) -> SearchResult:
-        return beam_search(settings, path_tokens, 7, self.write, self.score)
+    def search(self, settings: BeamSettings = SETTINGS, path_tokens: int = PATH_TOKENS) -> BeamSearch:
+        search = BeamSearch(settings, "", (), path_tokens, 7)
+        search_in_lock_step([search], 1, self.write, self.score)
+        return search
 
 
 def test_the_best_beams_go_on_and_are_copied_in_turn() -> None:
@@ -125,10 +129,10 @@ def test_copies_of_no_beam_are_none() -> None:
 
 def test_the_vote_weighs_equal_answers_by_their_scores() -> None:
     pool = [
-        Beam((r"\boxed{7}",), score=0.9),
-        Beam((r"\boxed{12}",), score=0.5),
-        Beam((r"\boxed{12.0}",), score=0.6),
-        Beam(("nothing",), score=1.0),
+        Beam(steps=(r"\boxed{7}",), score=0.9),
+        Beam(steps=(r"\boxed{12}",), score=0.5),
+        Beam(steps=(r"\boxed{12.0}",), score=0.6),
+        Beam(steps=("nothing",), score=1.0),
     ]
     assert weighted_vote(pool) == "12.0"
     assert weighted_vote(pool[-1:]) is None
@@ -195,5 +199,7 @@ def test_workers_run_without_banyans_allocator_settings() -> None:
 
 
 def test_a_worker_reads_what_it_is_started_with() -> None:
-    start = Start((1,), "generator", "prm", SETTINGS, 960)
+    start = Start((1,), "generator", "prm", SETTINGS, 960, {"prm": {"dtype": "bfloat16"}})
     assert Start.parse(json.dumps(start)) == start
+    batch = Batch((Question("1 + 1", 7), Question("2 + 2", 8)), 2)
+    assert Batch.parse(json.dumps(batch)) == batch
