@@ -44,14 +44,14 @@ def test_a_model_and_its_reference_are_both_counted() -> None:
 
 def test_a_model_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no safetensors files"):
-        stored_numbers(str(tmp_path))
+        stored_numbers(str(tmp_path), tmp_path, None)
 
 
 def test_shared_tensors_are_counted_once_by_their_type(tmp_path: Path) -> None:
     packed, scale = torch.zeros(8, 4, dtype=torch.int32), torch.zeros(6, dtype=torch.bfloat16)
     save_file({"packed": packed, "scale": scale}, tmp_path / "model.safetensors")
     save_file({"packed": torch.zeros(8, 4, dtype=torch.int32)}, tmp_path / "consolidated.safetensors")
-    assert stored_numbers(str(tmp_path)) == {"I32": 32, "BF16": 6}
+    assert stored_numbers(str(tmp_path), tmp_path, None) == {"I32": 32, "BF16": 6}
     assert [element_bytes(dtype) for dtype in ("I32", "BF16", "F8_E4M3", "U8", "BOOL")] == [4, 2, 1, 1, 1]
 
 
