@@ -61,6 +61,9 @@ def gpu_nodes(memory: Callable[[], list[int]] = memory_of_gpus) -> list[GpuNode]
             reason = f"no answer within {ANSWER_S:g} s" if isinstance(error, GetTimeoutError) else str(error)
             raise GpuError(f"node {address}: the memory of its GPUs is not known: {reason}") from error
         if len(sizes) < count:
-            raise GpuError(f"node {address}: Ray counts {count} GPUs there, and torch finds {len(sizes)}")
+            raise GpuError(
+                f"node {address}: Ray counts {count} GPUs there, and torch finds {len(sizes)}: the driver, or "
+                "CUDA_VISIBLE_DEVICES, hides the others"
+            )
         found.append(GpuNode(address, count, min(sizes[:count]), frozenset(node["Resources"])))
     return found

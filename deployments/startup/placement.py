@@ -18,6 +18,7 @@ from deployments.engines.environment import runs_on_cpu
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.settings import GPU_SHARE, EngineSettings, ReplicaSettings
+from deployments.engines.yaml_values import as_meant
 from deployments.startup.gpus import GpuNode, gpu_nodes
 from deployments.startup.memory_plan import role_of
 from kvstore.memory.planner import USED, DoesNotFit, Role, split
@@ -186,7 +187,7 @@ def _too_large(pool: _Pool, roles: Mapping[str, Role | EngineStartError], nodes:
         role, named = roles[path], engine.replicas.num_gpus
         if isinstance(role, EngineStartError) or not named:  # its start will tell
             continue
-        share = named if named < 1 else GPU_SHARE
+        share = named if named < 1 else _vllms_share(engine)
         kv = role.least_kv_bytes if role.fixed_kv_bytes is None else role.fixed_kv_bytes
         if role.weight_bytes + kv > share * memory:
             yield (
@@ -220,14 +221,22 @@ def _planned(
         for _ in range(pool.replicas.min_replicas if shared else 1)
         if isinstance(role := roles[path], Role)
     ]
+    used = min(map(_vllms_share, engines.values())) if alone else USED
+    memory = min(node.memory_bytes for node in nodes if node.gpus >= group[0].gpus)
     try:
-        shares = split(copies, min(node.memory_bytes for node in nodes), GPU_SHARE if alone else USED)
+        shares = split(copies, memory, used)
     except DoesNotFit as error:
         names = ", ".join(f"{path}.model" for path in engines)
         raise PlacementError(f"{names}: too large for {'a GPU' if alone else 'one GPU together'}: {error}") from error
     if alone:  # vLLM measures what is left for its KV
         return {path: _changed(engine, group[0].gpus, engine.kv_cache_memory_bytes) for path, engine in engines.items()}
     return {each.role.name: _changed(engines[each.role.name], each.device, each.kv_bytes) for each in shares}
+
+
+def _vllms_share(engine: EngineSettings) -> float:
+    """Share of a whole GPU that vLLM uses."""
+    named = as_meant(float, engine.engine_args.get("gpu_memory_utilization"))
+    return named if isinstance(named, float | int) and 0 < named <= 1 else GPU_SHARE
 
 
 def _changed(engine: E, num_gpus: float, kv_bytes: int | None) -> E:

@@ -270,6 +270,22 @@ def test_an_engine_over_several_gpus_needs_them_on_one_node() -> None:
     assert "(1 on 10.0.0.1, 1 on 10.0.0.1, 1 on 10.0.0.1)" in refusal([node(1, 24)] * 3, **given)
 
 
+def test_the_gpus_that_an_engine_may_get_count() -> None:
+    over_four = {"model": "meta-llama/Llama-3.3-70B-Instruct", "engine_args": {"tensor_parallel_size": 4}}
+    found = placed(AppConfig.model_validate({"generator": over_four}), [node(1, 24), node(4, 80)])
+    assert [each.num_gpus for each in told(found).values()] == [4, 1]
+
+
+def test_vllms_own_share_of_a_whole_gpu_is_kept_and_on_a_shared_one_refused() -> None:
+    arguments = {"engine_args": {"gpu_memory_utilization": 0.1}}
+    config = AppConfig.model_validate({"generator": arguments})
+    assert placed(config, [node(2, 24)]).generator.engine_args == arguments["engine_args"]
+    assert refusal([GpuNode("small", 2, 20 * GIB)], generator=arguments).startswith("generator.model: too large")
+    assert refusal([node(1, 24)], generator=arguments).startswith(
+        "generator.engine_args.gpu_memory_utilization: set replicas.num_gpus instead"
+    )
+
+
 def test_several_reward_models_share_the_gpu_of_their_replica() -> None:
     function = {"prm": {"family": "function", "function": "a:b"}}
     prm: dict[str, Any] = {"family": "several", "of": [{"prm": {}}, function, {"prm": {}}]}
