@@ -67,7 +67,7 @@ class Served:
         for engine, settings in config.engines.items():
             [group] = {each.name for each in groups} & {engine, SHARED}
             replicas = args[engine].setdefault("replicas", {})
-            replicas["num_gpus"] = gpus_of(settings)
+            replicas.setdefault("num_gpus", gpus_of(settings))
             replicas["resources"] = {group: 1 if group == engine else 0.5}
         args["http"] = {"api_keys_file": KEYS_FILE, **args.get("http", {})}
         serve["proxy_location"] = "EveryNode"
