@@ -21,6 +21,7 @@ from deployments.startup.access import require_authenticated_cluster
 from deployments.startup.checks import check_settings
 from deployments.startup.environment import variables
 from deployments.startup.nodes import Built, model_digest
+from deployments.startup.placement import on_this_cluster
 from deployments.store import Store, StoreSettings
 from search.budget import MAX_SECONDS
 
@@ -43,12 +44,14 @@ def build(args: AppConfig) -> serve.Application:
     """Builds the application for ``serve run serve_config.yaml``.
 
     Raises:
-        ValueError: settings contradict each other or the models that they name (a line for each, with its path), the
-            API keys cannot be read, the store's directory cannot be used, or the cluster has no token authentication.
+        ValueError: settings contradict each other or the models that they name, or engines do not fit the cluster's
+            GPUs (a line for each, with its path); the API keys cannot be read, the store's directory cannot be used, or
+            the cluster has no token authentication.
     """
     check_settings(args)
     if ray.is_initialized():  # true in the task in which Serve builds; otherwise only the controller's replicas check
         require_authenticated_cluster(args.http)
+        args = on_this_cluster(args)
     keys = read_records(args.http.api_keys_file)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
     generator = Generator.options(
@@ -107,7 +110,7 @@ def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S, router
         "max_ongoing_requests": settings.max_ongoing_requests,
         "ray_actor_options": {
             "num_cpus": settings.num_cpus,
-            "num_gpus": settings.num_gpus,
+            "num_gpus": settings.num_gpus or 0,
             "resources": dict(settings.resources),
         },
     }

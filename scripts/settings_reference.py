@@ -27,7 +27,7 @@ Five matter first:
 | `generator.model`, `generator.served_name` | what writes, and the name under which clients ask for it |
 | `prm.family`, `prm.model` | what scores ([rewards.md](rewards.md)) |
 | `kv_cache_memory_bytes` of `generator` and `prm` | how many branches fit; `banyan plan` says how to split a device |
-| `replicas` of `generator` and `prm` | how many engines: `{min_replicas: 2, max_replicas: 4, num_gpus: 1}` |
+| `replicas` of `generator` and `prm` | how many engines: `{min_replicas: 2, max_replicas: 4}` |
 | `controller.searches` | how many requests are at work at once; past it 429 |
 """
 BOUNDS = {

@@ -47,7 +47,7 @@ class Solved(NamedTuple):
 class Engines:
     """Both engines, and beam search on them."""
 
-    def __init__(self, generator: str, prm: str, arguments: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, generator: str, prm: str, arguments: Mapping[str, dict[str, Any]]) -> None:
         """Starts the engines of two model directories. ``arguments``: engine arguments by role, ``generator`` and
         ``prm``, in place of those for a CPU."""
         generator_settings, prm_settings = GeneratorSettings(model=generator), StepHeadSettings(model=prm)

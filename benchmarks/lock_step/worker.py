@@ -25,7 +25,7 @@ class Start(NamedTuple):
     search: BeamSettings
     context_tokens: int
     """Most tokens of prompt and path together."""
-    arguments: Mapping[str, Mapping[str, Any]] = {}
+    arguments: Mapping[str, dict[str, Any]] = {}
     """Engine arguments by role, in place of those for a CPU."""
 
     @classmethod

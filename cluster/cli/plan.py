@@ -62,7 +62,6 @@ def settings(shares: Sequence[Share], on_gpu: bool) -> dict[str, Any]:
     for share in shares:
         own: dict[str, Any] = {"kv_cache_memory_bytes": share.kv_bytes}
         if on_gpu:
-            own["engine_args"] = {"gpu_memory_utilization": share.device}
             own["replicas"] = {"num_gpus": share.device}
         name, _, member = share.role.name.partition(".of.")
         if not member:

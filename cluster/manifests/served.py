@@ -62,10 +62,12 @@ class Served:
         serve: dict[str, Any] = read_yaml(path)
         [application] = serve["applications"]
         args: dict[str, Any] = application["args"]
-        groups = groups_of(AppConfig.model_validate(args))
-        for engine in ("generator", "prm"):
+        config = AppConfig.model_validate(args)
+        groups = groups_of(config)
+        for engine, settings in config.engines.items():
             [group] = {each.name for each in groups} & {engine, SHARED}
             replicas = args[engine].setdefault("replicas", {})
+            replicas.setdefault("num_gpus", gpus_of(settings))
             replicas["resources"] = {group: 1 if group == engine else 0.5}
         args["http"] = {"api_keys_file": KEYS_FILE, **args.get("http", {})}
         serve["proxy_location"] = "EveryNode"
@@ -87,16 +89,22 @@ def groups_of(config: AppConfig) -> tuple[Group, ...]:
     generator, prm = config.generator, config.prm
     if not isinstance(prm, EngineSettings):
         raise ValueError(f"prm.family: no group of nodes is made for {prm.family}; write it by hand")
-    gpus = generator.replicas.num_gpus + prm.replicas.num_gpus
-    if generator.replicas.num_gpus and prm.replicas.num_gpus and gpus <= 1:
+    shares = [gpus_of(generator), gpus_of(prm)]
+    if all(shares) and sum(shares) <= 1:
         return (_group(SHARED, config, generator, prm),)
     return (_group("generator", config, generator), _group("prm", config, prm))
 
 
+def gpus_of(engine: EngineSettings) -> float:
+    """GPUs of the engine in its pod: whole ones where the configuration leaves it open."""
+    named = engine.replicas.num_gpus
+    return engine.gpus if named is None else named
+
+
 def _group(name: str, config: AppConfig, *engines: EngineSettings) -> Group:
-    gpus = math.ceil(sum(engine.replicas.num_gpus for engine in engines))
+    gpus = math.ceil(sum(map(gpus_of, engines)))
     shm = OBJECT_STORE_GIB + (NCCL_GIB * gpus if gpus > 1 else 0)
-    memory = sum(ENGINE_GIB * max(1, math.ceil(engine.replicas.num_gpus)) for engine in engines)
+    memory = sum(ENGINE_GIB * max(1, math.ceil(gpus_of(engine))) for engine in engines)
     if config.cache.enabled and config.generator in engines:
         memory += SERVER_GIB + math.ceil(config.cache.l1_size_gb)
         if not gpus:  # engines on a CPU show the server their KV blocks in shared memory

@@ -22,7 +22,7 @@ from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
 from deployments.engines.exact import make_exact
 from deployments.engines.load_arguments import loader_args
-from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
+from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, GPU_SHARE, EngineSettings, Runner
 from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant
 from search.token_beam import MAX_WIDTH
 
@@ -34,8 +34,6 @@ SAMPLED_BLOCKS = 0.05
 read."""
 STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
 WORKER_EXTENSION = "deployments.engines.worker_extension.WorkerExtension"
-GPU_SHARE = 0.92
-"""Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
 TYPES = {field.name: field.type for field in fields(AsyncEngineArgs)}
 """The type of each engine argument."""
@@ -129,9 +127,9 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _gpu_args(settings: EngineSettings) -> dict[str, Any]:
-    gpus = settings.replicas.num_gpus
+    gpus = settings.replicas.num_gpus or 0
     # vLLM refuses to start unless this much of the device is free, even where the KV memory is given.
-    return {"gpu_memory_utilization": round(GPU_SHARE * gpus, 3)} if 0 < gpus < 1 else {}
+    return {"gpu_memory_utilization": gpus if 0 < gpus < 1 else GPU_SHARE}
 
 
 def _gpu_dtype(settings: EngineSettings, runner: Runner) -> str:

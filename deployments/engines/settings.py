@@ -1,5 +1,6 @@
 """The settings of one engine, checked without vLLM. The application's settings tree is ``deployments.config``."""
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,6 +33,9 @@ CPU_BLOCK_SIZE = 32
 """vLLM's attention on a CPU needs multiples of 32. The smallest shares most: only whole blocks are shared."""
 GPU_BLOCK_SIZE = 16
 """vLLM's default on a GPU, for all but a few kinds of attention."""
+
+GPU_SHARE = 0.92
+"""Share of a whole GPU's memory that an engine uses: vLLM's default."""
 
 WriteAheadSetting: TypeAlias = Annotated[float, Field(gt=0, le=16)] | Literal["auto", "off"]
 """Whether a generator replica writes ahead, and how far; see `deployments.engines.write_ahead`."""
@@ -79,6 +83,8 @@ class TokenizerSource(NamedTuple):
 
 CONFIG_FILES = {"model": "config.json", "reference": "config.json", "lora": "adapter_config.json"}
 """The file that every model has, by the setting that names the model."""
+
+PARALLEL = ("tensor", "pipeline", "data")
 
 READ_ENGINE_ARGS: dict[str, type] = {
     "download_dir": str,
@@ -172,7 +178,13 @@ class ReplicaSettings(Settings):
         ge=0,
         description="CPU cores that Ray reserves for a replica. Placement only: Ray does not limit what it uses.",
     )
-    num_gpus: float = Field(0.0, ge=0)
+    num_gpus: float | None = Field(
+        None,
+        ge=0,
+        description="GPUs that Ray reserves for a replica. Below 1 it is also the share of one GPU's memory that vLLM "
+        "may use. Unset: engines are planned onto the cluster's GPUs at the start "
+        "([gpu.md](gpu.md#where-engines-go)); other replicas reserve none.",
+    )
     resources: dict[str, float] = Field(
         default_factory=dict,
         description="Custom Ray resources that a replica reserves, by name; nodes offer them with `ray start "
@@ -267,6 +279,18 @@ class EngineSettings(Settings):
     def revisions(self) -> dict[str, str | None]:
         """Branch, tag or commit of the models on the hub, by setting."""
         return {"model": self.engine_args.get("revision")}
+
+    @property
+    def parallel_sizes(self) -> tuple[int, int, int]:
+        """Tensor, pipeline and data parallel sizes. One that is no number is left to the engine, which refuses it."""
+        sizes = [as_meant(int, self.engine_args.get(f"{name}_parallel_size")) for name in PARALLEL]
+        tensor, pipeline, data = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+        return tensor, pipeline, data
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the engine has if it shares none."""
+        return math.prod(self.parallel_sizes)
 
     @property
     def tokenizer(self) -> TokenizerSource:

@@ -51,7 +51,7 @@ def _context(path: str, engine: EngineSettings) -> Iterator[str]:
 
 def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
     """Engines that share a device limit their memory: Ray only counts the fractions, so vLLM needs the limit."""
-    part = engine.replicas.num_gpus
+    part = engine.replicas.num_gpus or 0
     if not 0 < part < 1:
         return
     if engine.kv_cache_memory_bytes is None:

@@ -12,6 +12,9 @@ from kvstore.memory.geometry import KVGeometry
 STEP = 1000
 """Shares of a device are rounded up to thousandths, so that an engine gets at least what was planned."""
 
+USED = 0.95
+"""Default share of a device that is given out."""
+
 TOKENS = {"generator": 4.0, "prm": 1.0}
 """Default ratio of the tokens that the engines hold, where it was not measured. The generator holds a branch while it
 writes it, the reward model holds a path for one forward pass. Chosen by the figures of `memory_split-817a735.json`."""
@@ -36,6 +39,13 @@ class Role(NamedTuple):
     """Tokens of the longest sequence. KV memory must hold at least one of these."""
     tokens: float = 1.0
     """Tokens that it holds, relative to the other engines."""
+    fixed_kv_bytes: int | None = None
+    """Its KV memory, where the settings name it."""
+
+    @property
+    def least_kv_bytes(self) -> int:
+        """KV memory with which the engine starts: for one longest sequence."""
+        return self.geometry.blocks_to_start(self.longest) * self.geometry.bytes_per_block
 
     @property
     def token_bytes(self) -> float:
@@ -62,7 +72,7 @@ class Share(NamedTuple):
         return (self.blocks - 1) / self.role.geometry.blocks_for(self.role.longest)
 
 
-def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[Share]:
+def split(roles: Sequence[Role], device_bytes: int, used: float = USED) -> list[Share]:
     """The shares of engines that start on an empty device.
 
     Args:
@@ -74,7 +84,7 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[
     """
     granted = int(device_bytes * used)
     fixed = sum(role.weight_bytes + role.working_bytes for role in roles)
-    least = [role.geometry.blocks_to_start(role.longest) * role.geometry.bytes_per_block for role in roles]
+    least = [role.least_kv_bytes if role.fixed_kv_bytes is None else role.fixed_kv_bytes for role in roles]
     # Shares are rounded up.
     left = granted - fixed - len(roles) * (device_bytes // STEP + 1)
     if left < sum(least):
@@ -86,9 +96,11 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[
 
 
 def _proportions(roles: Sequence[Role], least: Sequence[int], left: int) -> list[int]:
-    """KV bytes of each engine: in proportion to its tokens times their bytes, but at least its ``least``."""
-    bytes_of = [0] * len(roles)
-    flexible = set(range(len(roles)))
+    """KV bytes of each engine: in proportion to its tokens times their bytes, but at least its ``least``; just that
+    where its KV memory is fixed."""
+    bytes_of = [*least]
+    flexible = {index for index, role in enumerate(roles) if role.fixed_kv_bytes is None}
+    left -= sum(kv for index, kv in enumerate(least) if index not in flexible)
     while flexible:
         wanted = {index: roles[index].tokens * roles[index].token_bytes for index in flexible}
         total = sum(wanted.values())

@@ -20,32 +20,33 @@ from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.generative_presets import GenerativeSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.scoring import scoring_args
-from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
+from deployments.engines.settings import GPU_SHARE, EngineSettings, GeneratorSettings, ReplicaSettings
 from deployments.engines.sockets import SocketDirectory
 
 
-@pytest.mark.parametrize(("num_gpus", "utilization"), [(0.5, 0.46), (0.25, 0.23)])
+@pytest.mark.parametrize("num_gpus", [0.5, 0.251])
 def test_an_engine_on_a_part_of_a_device_is_limited_to_it(
-    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: float, utilization: float
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: float
 ) -> None:
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
     settings = GeneratorSettings(
         model=generator_model, kv_cache_memory_bytes=1 << 30, replicas=ReplicaSettings(num_gpus=num_gpus)
     )
     args = engine_args(settings, runner="generate")
-    assert args.gpu_memory_utilization == utilization
+    assert args.gpu_memory_utilization == num_gpus
     assert args.kv_cache_memory_bytes == 1 << 30
     own = settings.model_copy(update={"engine_args": {"gpu_memory_utilization": 0.4}})
     assert engine_args(own, runner="generate").gpu_memory_utilization == 0.4
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("num_gpus", [1, 2, None])
 def test_an_engine_on_whole_devices_has_vllms_default(
-    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: int
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: int | None
 ) -> None:
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
     settings = GeneratorSettings(model=generator_model, replicas=ReplicaSettings(num_gpus=num_gpus))
-    assert engine_args(settings, runner="generate").gpu_memory_utilization == arguments.GPU_SHARE
+    found = engine_args(settings, runner="generate").gpu_memory_utilization
+    assert found == GPU_SHARE == AsyncEngineArgs(model=generator_model).gpu_memory_utilization
 
 
 @pytest.mark.usefixtures("gpu")

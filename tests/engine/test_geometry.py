@@ -1,20 +1,24 @@
 """KV cache sizes computed from a model's configuration, against engines that have started."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 from vllm import AsyncEngineArgs
 from vllm.config import VllmConfig
 
 from deployments.engines import template
 from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import engine_geometry
-from deployments.engines.settings import GeneratorSettings
+from deployments.engines.settings import EMBEDDED_GENERATOR, EMBEDDED_PRM, GeneratorSettings
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
+from kvstore.memory.model_geometry import model_geometry
 from tests.engine.architectures import ARCHITECTURES, LATENT_BYTES, Sizes, arguments, started, write
+from tests.unit.manifests.published import MODELS
 
 
 def config_of(architecture: str, directory: Path, **more: Any) -> VllmConfig:
@@ -37,6 +41,36 @@ def test_the_geometry_is_known_before_the_engine_starts(architecture: str, sizes
     expected, found, blocks = sizes[architecture]
     assert expected == found
     assert blocks == expected.blocks_in(64 << 20)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_geometry_by_the_files_alone_is_that_of_vllms_configuration(architecture: str, tmp_path: Path) -> None:
+    assert_same_geometries(config_of(architecture, tmp_path))
+
+
+@pytest.mark.parametrize("model", [EMBEDDED_GENERATOR, EMBEDDED_PRM])
+def test_so_is_that_of_the_shipped_models(model: str) -> None:
+    path = GeneratorSettings(model=model).model_path
+    assert_same_geometries(AsyncEngineArgs(model=path, block_size=32, dtype="float32").create_engine_config())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_so_is_that_of_published_models(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[name].config))
+    given = {"skip_tokenizer_init": True, "block_size": 32, "max_model_len": 4096}
+    assert_same_geometries(AsyncEngineArgs(model=str(tmp_path), **given).create_engine_config())
+
+
+def assert_same_geometries(config: VllmConfig) -> None:
+    model = config.model_config
+    by_files = model_geometry(
+        AutoConfig.from_pretrained(model.model).get_text_config(),
+        block_size=config.cache_config.block_size,
+        number_bytes=model.dtype.itemsize,
+        max_model_len=model.max_model_len,
+        in_flight_tokens=config.max_in_flight_tokens,
+    )
+    assert by_files == expected_geometry(config)
 
 
 @pytest.mark.parametrize(

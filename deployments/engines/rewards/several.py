@@ -48,7 +48,7 @@ class Member(Settings):
 
     @model_validator(mode="after")
     def _only_a_share_of_the_replica(self) -> Self:
-        if self.prm.replicas.model_copy(update={"num_gpus": 0.0}) != ReplicaSettings():
+        if self.prm.replicas.model_copy(update={"num_gpus": None}) != ReplicaSettings():
             raise ValueError("replicas are those of prm.replicas: only num_gpus may be set here, this model's share")
         return self
 
@@ -80,8 +80,8 @@ class SeveralSettings(Settings):
 
     @model_validator(mode="after")
     def _fit_the_replica(self) -> Self:
-        shares = sum(member.prm.replicas.num_gpus for member in self.of)
-        if shares > self.replicas.num_gpus + 1e-6:
+        shares = sum(member.prm.replicas.num_gpus or 0 for member in self.of)
+        if shares > (self.replicas.num_gpus or 0) + 1e-6:
             raise ValueError(f"replicas.num_gpus must be at least {shares:g}, what the models in `of` take of it")
         return self
 

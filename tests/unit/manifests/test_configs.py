@@ -1,6 +1,5 @@
 """Configurations of published pairs: Serve reads them, the application is built from them, and the models fit."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,21 @@ from cluster.manifests.__main__ import CONFIGS
 from deployments.app import build
 from deployments.config import AppConfig
 from deployments.engines.settings import EngineSettings
-from kvstore.memory.planner import TOKENS, Role, split
-from tests.unit.manifests.published import DEVICE_GIB, GIB, MODELS
+from deployments.startup import memory_plan
+from deployments.startup.gpus import GpuNode
+from deployments.startup.placement import placed
+from kvstore.memory.planner import split
+from tests.unit.manifests.published import DEVICE_GIB, GIB, MODELS, as_on_a_gpu, write_hub_cache
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 WORKING = int(1.5 * GIB)
 """Memory of an engine beside weights and KV, as `banyan plan --working` assumes it."""
-VLLMS_SHARE = 0.9
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache on this machine, with what the models' configurations say of their contexts."""
-    for name, model in MODELS.items():
-        folder = tmp_path / f"models--{name.replace('/', '--')}"
-        (folder / "snapshots" / "abc").mkdir(parents=True)
-        (folder / "refs").mkdir()
-        (folder / "refs" / "main").write_text("abc")
-        config = {"max_position_embeddings": model.context}
-        (folder / "snapshots" / "abc" / "config.json").write_text(json.dumps(config))
+    write_hub_cache(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
 
 
@@ -59,26 +54,23 @@ def test_a_context_that_a_published_model_does_not_have_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", DEVICE_GIB)
-def test_the_models_fit_the_devices(name: str) -> None:
+def test_the_models_fit_the_devices_of_the_comment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(tmp_path, monkeypatch)
     config = app_config(read_config(CONFIGS / f"{name}.yaml"))
-    device = int(DEVICE_GIB[name] * GIB)
-    roles = {}
-    for part, engine in engines(config).items():
-        devices = engine.engine_args.get("tensor_parallel_size", 1)
-        assert engine.replicas.num_gpus in (devices, engine.replicas.num_gpus % 1)
-        model = MODELS[engine.model]
-        geometry = model.geometry(devices)
-        roles[part] = Role(part, model.weight_bytes(devices), WORKING, geometry, engine.max_model_len, TOKENS[part])
-        kv = engine.kv_cache_memory_bytes
-        granted = engine.engine_args.get("gpu_memory_utilization", VLLMS_SHARE) * device
-        left = granted - roles[part].weight_bytes - WORKING
-        assert left >= (kv or 0)
-        assert (kv or left) >= geometry.blocks_to_start(engine.max_model_len) * geometry.bytes_per_block
-    if config.generator.replicas.num_gpus < 1:
-        for share in split(list(roles.values()), device):
-            engine = engines(config)[share.role.name]
-            assert engine.kv_cache_memory_bytes == pytest.approx(share.kv_bytes, rel=0.02)
-            assert share.device <= engine.replicas.num_gpus
+    gpus = 1 if name == "one-24gb-gpu" else sum(engine.gpus for engine in engines(config).values())
+    found = placed(config, [GpuNode("here", gpus, int(DEVICE_GIB[name] * GIB))])
+    assert sum(engine.replicas.num_gpus or 0 for engine in engines(found).values()) == pytest.approx(gpus, abs=0.05)
+    assert found.generator.replicas.num_gpus
+
+
+def test_the_shares_of_one_gpu_are_as_the_planner_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_a_gpu(tmp_path, monkeypatch)
+    config = app_config(read_config(CONFIGS / "one-24gb-gpu.yaml"))
+    roles = [memory_plan.role_of(part, engine, WORKING) for part, engine in engines(config).items()]
+    for share in split(roles, int(DEVICE_GIB["one-24gb-gpu"] * GIB)):
+        engine = engines(config)[share.role.name]
+        assert engine.kv_cache_memory_bytes == pytest.approx(share.kv_bytes, rel=0.02)
+        assert share.device <= (engine.replicas.num_gpus or 0)
 
 
 def test_every_pair_has_a_device() -> None:

@@ -1,6 +1,7 @@
-"""A memory plan for the shipped models, and whether they really need what it says."""
+"""A memory plan for the shipped models, and what `banyan plan` prints of it."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -43,24 +44,29 @@ def test_a_model_and_its_reference_are_both_counted() -> None:
 
 
 def test_a_model_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no safetensors files"):
-        stored_numbers(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no safetensors files, or some are missing"):
+        stored_numbers(str(tmp_path), tmp_path, None)
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError, match="some are missing"):
+        stored_numbers(str(tmp_path), tmp_path, None)
 
 
 def test_shared_tensors_are_counted_once_by_their_type(tmp_path: Path) -> None:
     packed, scale = torch.zeros(8, 4, dtype=torch.int32), torch.zeros(6, dtype=torch.bfloat16)
     save_file({"packed": packed, "scale": scale}, tmp_path / "model.safetensors")
     save_file({"packed": torch.zeros(8, 4, dtype=torch.int32)}, tmp_path / "consolidated.safetensors")
-    assert stored_numbers(str(tmp_path)) == {"I32": 32, "BF16": 6}
+    assert stored_numbers(str(tmp_path), tmp_path, None) == {"I32": 32, "BF16": 6}
     assert [element_bytes(dtype) for dtype in ("I32", "BF16", "F8_E4M3", "U8", "BOOL")] == [4, 2, 1, 1, 1]
 
 
-def test_an_error_of_vllm_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_model_of_unknown_memory_is_reported_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
     path = tmp_path / "config.yaml"
     application = {"name": "banyan", "import_path": "deployments.app:build"}
-    application["args"] = {"generator": {"max_model_len": 65_536}, "prm": {"max_model_len": 65_536}}
+    application["args"] = {"generator": {"model": str(tmp_path)}}
     path.write_text(yaml.safe_dump({"http_options": {"host": "127.0.0.1"}, "applications": [application]}))
-    with pytest.raises(LaunchError, match="embedded:generator"):
+    with pytest.raises(LaunchError, match=f"generator.model: the memory of '{tmp_path}' is not known"):
         plan_output(path, "64MiB")
 
 
@@ -85,8 +91,8 @@ def test_each_of_several_reward_models_gets_a_share(on_gpu: bool) -> None:
     assert [member["prm"]["kv_cache_memory_bytes"] > 0 for member in members[::2]] == [True, True]
     merged = [each | {"prm": each["prm"] | own.get("prm", {})} for each, own in zip(given["of"], members, strict=True)]
     config = AppConfig.model_validate({"prm": given | written["prm"] | {"of": merged}})
-    shares = sum(prm.replicas.num_gpus for prm in config.prm.engines.values())
-    assert config.prm.replicas.num_gpus == pytest.approx(shares)
+    shares = sum(prm.replicas.num_gpus or 0 for prm in config.prm.engines.values())
+    assert (config.prm.replicas.num_gpus or 0) == pytest.approx(shares)
     assert (shares > 0) is on_gpu
 
 
