@@ -13,7 +13,7 @@ from deployments.config import AppConfig
 from deployments.engines.checkpoint import INDEX
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardModelSettings
-from deployments.engines.settings import CPU_BLOCK_SIZE, GPU_BLOCK_SIZE, EngineSettings
+from deployments.engines.settings import EngineSettings
 from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant
 from deployments.startup.model_files import model_directories
@@ -130,7 +130,7 @@ def _geometry(settings: EngineSettings, config: "PreTrainedConfig") -> KVGeometr
     batched = as_meant(int, arguments.get("max_num_batched_tokens"))
     return model_geometry(
         config.get_text_config(),
-        block_size=settings.block_size or (CPU_BLOCK_SIZE if runs_on_cpu() else GPU_BLOCK_SIZE),
+        block_size=settings.expected_block_size,
         number_bytes=number_bytes,
         max_model_len=settings.max_model_len,
         in_flight_tokens=2 * (batched if isinstance(batched, int) else BATCHED_TOKENS),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deployments.engines import settings
 from deployments.startup import memory_plan
 from kvstore.memory.geometry import KVGeometry, KVGroup
 
@@ -89,7 +90,8 @@ def as_on_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_hub_cache(folder)
     stored = memory_plan.stored_numbers
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr(memory_plan, "runs_on_cpu", lambda: False)
+    for module in (memory_plan, settings):
+        monkeypatch.setattr(module, "runs_on_cpu", lambda: False)
     monkeypatch.setattr(
         memory_plan,
         "stored_numbers",
