@@ -24,8 +24,8 @@ LOADS = (IN_FLIGHT, 1, 64)
 PROCESSES = (2, 4)
 MOST_TASKS = 128
 """Tasks of one turn."""
-COMPARED = 12
-"""Problems of the comparison of results, beside those that were solved alone."""
+COMPARED = 20
+"""Problems of the comparison of results: the last ones of lock step, some of which were solved alone."""
 
 
 FINISHED = {"finished": True}
@@ -124,17 +124,15 @@ async def beside_lock_step(measurement: Measurement, rounds: Sequence[Sequence[i
             measurement.report({"started": [ours.name, theirs.name], **ours.engine_facts})
             await measurement.warm_up(theirs, ours)
             sides = deque[Side]([theirs, ours])
-            first: dict[int, list[Task]] = {}
             for number, loads in enumerate(rounds):
                 for in_flight in loads:
                     tasks = measurement.tasks(in_flight)
-                    first.setdefault(in_flight, tasks)
                     for side in sides:
                         await measurement.turn(side, tasks, in_flight, round=number)
                 sides.rotate()
             if further:
                 await _write_ahead(measurement, ours)
-                await _compare(measurement, ours, theirs, first)
+                await _compare(measurement, ours, theirs)
             measurement.report({"left_over": await ours.leftovers()})
             measurement.finished()
 
@@ -150,13 +148,11 @@ async def _write_ahead(measurement: Measurement, side: Banyan) -> None:
     side.write_ahead(True)
 
 
-async def _compare(
-    measurement: Measurement, ours: Banyan, theirs: LockStep, first: Mapping[int, Sequence[Task]]
-) -> None:
+async def _compare(measurement: Measurement, ours: Banyan, theirs: LockStep) -> None:
     """Whether lock step finds the same with many problems at a time as with one, and Banyan the same as lock step where
     it does the same: without merging siblings. In float32 all are the same; in other types an engine's batch changes
     the last digits, and so some tokens."""
-    tasks = [*first[1], *first[IN_FLIGHT][:COMPARED]]
+    tasks = [task for side, task in measurement.found if side == theirs.name][-COMPARED:]
     await measurement.compare(theirs, theirs.solve(tasks, IN_FLIGHT), tasks, "lock step, in another batch")
     await measurement.compare(
         theirs, ours.solve(tasks, IN_FLIGHT, merge_siblings=False), tasks, "Banyan without merging, with lock step"
