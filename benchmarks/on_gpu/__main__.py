@@ -247,7 +247,8 @@ def main(
                 record.parts.setdefault(name, {"status": f"left out: {left:.0f} s were left"})
                 break
             logged = measure(name, setup, min(left, measured.limit_s * (CPU_FACTOR if cpu else 1)), record, log)
-            if record.parts[name]["status"] != "failed" or has_measured(record.parts[name]["rows"]):
+            figures = record.parts[name]
+            if figures["status"] != "failed" or has_measured(figures["rows"]) or cpu or measured.needs:
                 break
             setup = give_up(setup, logged, given_up)
     found = record.save()

@@ -57,7 +57,7 @@ class Measurement:
 
     def tasks(self, in_flight: int) -> list[Task]:
         """Tasks for one turn: seconds of them, few on a CPU."""
-        count = max(1, in_flight // 8) if self.setup.cpu else min(max(8, 4 * in_flight), MOST_TASKS)
+        count = max(2, in_flight // 8) if self.setup.cpu else min(max(8, 4 * in_flight), MOST_TASKS)
         return list(islice(self._tasks, count))
 
     async def turn(self, side: Side, tasks: Sequence[Task], in_flight: int, **labels: Any) -> None:
@@ -199,7 +199,7 @@ class Part(NamedTuple):
     heavy: bool = True
     """Whether its models have half a billion parameters each; they are the embedded ones otherwise, and on a CPU."""
     needs: str = ""
-    """A package that it needs beside vLLM."""
+    """A package that it needs beside vLLM, and which is then what failed."""
 
 
 GRAPHS = Setup(Mode.GRAPHS, "bfloat16")
