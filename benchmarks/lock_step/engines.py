@@ -52,13 +52,13 @@ class Engines:
         ``prm``, in place of those for a CPU."""
         generator_settings, prm_settings = GeneratorSettings(model=generator), StepHeadSettings(model=prm)
         self._generator = LLM(
-            **_cpu_arguments(generator_settings.model_path) | arguments.get("generator", {}),
+            **{**_cpu_arguments(generator_settings.model_path), **arguments.get("generator", {})},
             runner="generate",
             enable_prefix_caching=True,
         )
         # A reward per token is needed, for which vLLM reads no cached prefix: caching blocks would be useless.
         self._prm = LLM(
-            **_cpu_arguments(prm_settings.model_path) | arguments.get("prm", {}),
+            **{**_cpu_arguments(prm_settings.model_path), **arguments.get("prm", {})},
             runner="pooling",
             pooler_config=PoolerConfig(tok_pooling_type="ALL"),
             enable_prefix_caching=False,

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from benchmarks.on_gpu.parts import IN_FLIGHT, PARTS
+from benchmarks.on_gpu.parts import FINISHED, IN_FLIGHT, PARTS
 from benchmarks.on_gpu.setups import Fallback, Setup, next_fallback, without
 from benchmarks.record import claim, show_claims, write_result
 
@@ -39,6 +39,8 @@ CHECK = "check"
 CHECK_LIMIT_S = 60
 WORTH_S = 0.6
 """A part begins if this share of its expected time is left."""
+CPU_FACTOR = 4
+"""Of the limits, without a GPU."""
 POLL_S = 0.25
 ERROR_CHARACTERS = 1500
 """Of the log's end, kept for a part that failed."""
@@ -69,26 +71,26 @@ def run(
     limit_s: float,
     rows: Path,
     log: Path,
-    seen: Callable[[], None],
+    seen: Callable[[], bool],
 ) -> Ended:
     """Runs a command in a process group, which is killed in the end. Its stdout goes to ``rows``, its stderr to
-    ``log``; ``seen`` is called when there is more of the former."""
-    began, size = time.monotonic(), 0
+    ``log``. ``seen`` is called when there is more of the former, and returns whether that was all."""
+    began, size, finished = time.monotonic(), 0, False
     with rows.open("wb") as out, log.open("ab") as err:
         process = subprocess.Popen(
             command, stdout=out, stderr=err, cwd=ROOT, env={**os.environ, **environment}, start_new_session=True
         )
     try:
-        while process.poll() is None and time.monotonic() - began < limit_s:
+        while not finished and process.poll() is None and time.monotonic() - began < limit_s:
             time.sleep(POLL_S)
             if size != (size := rows.stat().st_size):
-                seen()
+                finished = seen()
     finally:
         by_itself = process.poll()
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    status = {None: "out of time", 0: "done"}.get(by_itself, "failed")
+    status = "done" if finished else {None: "out of time", 0: "done"}.get(by_itself, "failed")
     return Ended(status, round(time.monotonic() - began, 1))
 
 
@@ -188,12 +190,13 @@ def measure(name: str, setup: Setup, limit_s: float, record: Record, log: Path) 
         figures["earlier"] = earlier
     logged = log.stat().st_size if log.exists() else 0
 
-    def seen() -> None:
+    def seen() -> bool:
         known = len(figures["rows"])
         figures["rows"] = rows_of(rows)
         for row in figures["rows"][known:]:
             console.print(f"{name}: {json.dumps(row)}")
         record.save()
+        return FINISHED in figures["rows"]
 
     command = [sys.executable, "-m", "benchmarks.on_gpu.part", name, json.dumps(setup), str(log)]
     ended = run(command, setup.environment, limit_s, rows, log, seen)
@@ -243,8 +246,9 @@ def main(
             if left < WORTH_S * measured.expected_s:
                 record.parts.setdefault(name, {"status": f"left out: {left:.0f} s were left"})
                 break
-            logged = measure(name, setup, min(left, measured.limit_s), record, log)
-            if record.parts[name]["status"] != "failed" or has_measured(record.parts[name]["rows"]):
+            logged = measure(name, setup, min(left, measured.limit_s * (CPU_FACTOR if cpu else 1)), record, log)
+            figures = record.parts[name]
+            if figures["status"] != "failed" or has_measured(figures["rows"]) or cpu or measured.needs:
                 break
             setup = give_up(setup, logged, given_up)
     found = record.save()
@@ -256,7 +260,7 @@ def main(
 def run_check(check: Path, record: Record, log: Path) -> None:
     """Runs the program that checks the device. Nothing depends on what it finds."""
     rows = log.with_name("rows.jsonl")
-    ended = run([sys.executable, str(check)], {}, CHECK_LIMIT_S, rows, log, lambda: None)
+    ended = run([sys.executable, str(check)], {}, CHECK_LIMIT_S, rows, log, lambda: False)
     record.parts[CHECK] = {**ended._asdict(), "rows": rows_of(rows)}
     record.save()
     rows.unlink()

@@ -150,7 +150,8 @@ class LockStep:
 def lock_step_workers(setup: Setup, models: ModelPair, processes: int, log: Path) -> Iterator[list[Worker]]:
     """Starts processes with both engines each, all at once."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    environment = worker_environment(os.environ, len(cores) if setup.cpu else THREADS)
+    # One thread on a CPU: several would wait for each other wherever the machine has something else to do.
+    environment = worker_environment(os.environ, 1 if setup.cpu else THREADS)
     if not setup.cpu:  # vLLM's default: an engine has a process of its own, which schedules while the GPU computes
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     context_tokens = setup.app_config(models).search_context

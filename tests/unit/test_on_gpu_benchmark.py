@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.model_pairs import EMBEDDED
 from benchmarks.on_gpu.__main__ import Ended, claims, over_lock_step, rows_of, run
-from benchmarks.on_gpu.parts import PARTS, Measurement
+from benchmarks.on_gpu.parts import FINISHED, PARTS, Measurement
 from benchmarks.on_gpu.setups import FALLBACKS, Fallback, Mode, Setup, next_fallback, without
 from benchmarks.on_gpu.sides import Found, Task
 from search.settings import parse_search
@@ -26,7 +26,7 @@ TRACEBACK = 'Using FLASH_ATTN, graph\nTraceback (most recent call last):\n  File
 
 def run_code(code: str, limit_s: float, directory: Path) -> tuple[Ended, list[dict[str, Any]]]:
     rows = directory / "rows"
-    ended = run([sys.executable, "-c", code], {"ROW": "7"}, limit_s, rows, directory / "log", lambda: None)
+    ended = run([sys.executable, "-c", code], {"ROW": "7"}, limit_s, rows, directory / "log", lambda: False)
     return ended, rows_of(rows)
 
 
@@ -43,6 +43,13 @@ def test_a_part_that_fails_says_so_and_one_is_ended_at_its_limit(tmp_path: Path)
     assert run_code("import time; time.sleep(600)", 0, tmp_path)[0].status == "out of time"
 
 
+def test_a_part_is_done_with_its_last_row(tmp_path: Path) -> None:
+    code = "import time; print('{\"finished\": true}', flush=True); time.sleep(600)"
+    rows = tmp_path / "rows"
+    ended = run([sys.executable, "-c", code], {}, 60, rows, tmp_path / "log", lambda: FINISHED in rows_of(rows))
+    assert ended.status == "done"
+
+
 def test_the_end_of_a_part_is_that_of_the_processes_that_it_started(tmp_path: Path) -> None:
     """A process that the part starts has the FIFO open as long as it lives. It is ended by Ctrl-C, as by a limit."""
     fifo = tmp_path / "fifo"
@@ -51,7 +58,7 @@ def test_the_end_of_a_part_is_that_of_the_processes_that_it_started(tmp_path: Pa
     child = f"import time; held = open({str(fifo)!r}, 'w'); print(7, flush=True); time.sleep(600)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
 
-    def interrupt() -> None:
+    def interrupt() -> bool:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
