@@ -63,7 +63,7 @@ def test_a_request_without_a_key_is_refused(idle: Application) -> None:
         for key in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {idle.key}"}):
             assert httpx.post(f"{idle.url}{CHAT}", json=GOOD, headers=key).status_code == 401
             assert httpx.get(f"{idle.url}/v1/models", headers=key).status_code == 401
-        assert httpx.get(f"{idle.url}/health").status_code == 200
+    assert httpx.get(f"{idle.url}/health").status_code == 200
 
 
 CONTROL_HEADERS = {
