@@ -153,7 +153,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Head, Any]]
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_rewards_are_those_of_whole_paths(families: list[tuple[Head, Any]], seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
