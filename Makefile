@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-dev bundle run test test-unit test-engine test-cache test-serve test-faults test-attacks test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
+.PHONY: help setup setup-dev bundle run test test-unit test-engine test-cache test-serve test-faults test-attacks test-faults-short test-long test-commands test-models test-newer-runner test-clients test-page check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,13 @@ test-commands: setup-dev ## the commands of docs/operating.md, typed: minutes, R
 test-models: setup-dev ## with tokenizers and weights of published models, fetched first; not part of `make test`
 	scripts/models
 	$(PYTEST) tests/models $(ARGS)
+
+NEWER_RUNNER := model_runner generation stepwise kv_clamp token_beam json_schema write_ahead scoring \
+	reward_families verification
+
+test-newer-runner: setup-dev ## engines on vLLM's model runner for GPUs, with Triton's interpreter, fetched first (not in test)
+	scripts/triton
+	PYTHONPATH=.triton TRITON_INTERPRET=1 VLLM_USE_V2_MODEL_RUNNER=1 $(PYTEST) -m '' --timeout 3600 $(NEWER_RUNNER:%=tests/engine/test_%.py) $(ARGS)
 
 CLIENTS := $(notdir $(basename $(wildcard requirements/clients/*.lock)))
 # Loaders of training data need torch, and take .venv's, behind what their own locks say: another one would be hundreds of
