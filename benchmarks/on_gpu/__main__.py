@@ -261,7 +261,9 @@ def run_check(check: Path, record: Record, log: Path) -> None:
     """Runs the program that checks the device. Nothing depends on what it finds."""
     rows = log.with_name("rows.jsonl")
     ended = run([sys.executable, str(check)], {}, CHECK_LIMIT_S, rows, log, lambda: False)
-    record.parts[CHECK] = {**ended._asdict(), "rows": rows_of(rows)}
+    figures = record.parts[CHECK] = {**ended._asdict(), "rows": rows_of(rows)}
+    if ended.status == "failed":
+        figures["error"] = log.read_text(errors="replace")[-ERROR_CHARACTERS:]
     record.save()
     rows.unlink()
 
