@@ -79,6 +79,7 @@ class Setup(NamedTuple):
             own["engine_args"]["max_num_batched_tokens"] = BATCH_TOKENS
             return own | {
                 "dtype": self.dtype,
+                "exact": self.batch_invariant,
                 "max_num_seqs": MAX_NUM_SEQS,
                 "kv_cache_memory_bytes": KV_BYTES,
                 "replicas": {"num_gpus": BANYANS_SHARE},
