@@ -10,14 +10,14 @@ from tests.serve.application import Application, running, tolerate_rays_warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They go last: with them this process becomes the application's driver."""
+    """Tests with a Ray of their own go first, since afterwards this process is the application's driver."""
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
     for item in ours:
         tolerate_rays_warnings(item)
         item.add_marker(pytest.mark.timeout(900))
     others = [item for item in items if item not in ours]
-    items[:] = [*others, *ours]
+    items[:] = [*others, *sorted(ours, key=lambda item: item.path.name != "test_node_cache.py")]
 
 
 @pytest.fixture(scope="session")

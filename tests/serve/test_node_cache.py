@@ -31,7 +31,6 @@ from deployments.node_cache import NAMESPACE, CacheClient
 from kvstore.server import segments
 from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
-from tests.serve.application import Application
 
 SETTINGS = CacheSettings(l1_size_gb=0.0625)
 pytestmark = [
@@ -110,11 +109,11 @@ async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
 
 
 def caches() -> list[Any]:
-    """Actors of all cache servers but that of the application of the other modules."""
+    """Actors of all cache servers."""
     named = ray.util.list_named_actors(all_namespaces=True)
     found = []
     for each in named:
-        if each["namespace"] == NAMESPACE and not each["name"].startswith(f"cache:{Application.NAME}:"):
+        if each["namespace"] == NAMESPACE:
             with suppress(ValueError):  # the actor has ended since it was listed
                 found.append(ray.get_actor(**each))
     return found
