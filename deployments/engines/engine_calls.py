@@ -49,9 +49,6 @@ class PortRequest(Protocol):
     @property
     def lane(self) -> Lane: ...
 
-    @property
-    def alone(self) -> bool: ...
-
 
 class Finished(NamedTuple, Generic[Label]):
     label: Label
@@ -84,10 +81,15 @@ class EngineCall(Generic[Label]):
         queue: RequestQueue,
         request: PortRequest,
         on_discard: Callable[[Output], None] = lambda output: None,
+        *,
+        alone: bool = False,
+        canary: bool = False,
     ) -> None:
         """
         Args:
             on_discard: gets the partial output of an aborted request.
+            alone: whether the engine works on nothing else meanwhile.
+            canary: whether it is a health check's call; see `EngineRequest.canary`.
         """
         self._engine = engine
         self._queue = queue
@@ -99,7 +101,9 @@ class EngineCall(Generic[Label]):
         """Requests that ended and were not taken yet."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
-        self._alone = False
+        self._alone = alone
+        self._canary = canary
+        self._in_turn = False
         """Whether it has the engine alone, or waits for that."""
         self._cut_short = False
         """Whether it was stopped before all its requests were taken."""
@@ -121,8 +125,8 @@ class EngineCall(Generic[Label]):
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
         self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
-        if self._request.alone:
-            self._alone = True
+        if self._alone:
+            self._in_turn = True
             self._queue.enter_alone(self)
         return self
 
@@ -169,7 +173,8 @@ class EngineCall(Generic[Label]):
             prefix,
             growth,
             on_discard=self._on_discard,
-            alone=self if self._request.alone else None,
+            alone=self if self._alone else None,
+            canary=self._canary,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional, place=place)
@@ -252,8 +257,8 @@ class EngineCall(Generic[Label]):
         self._aborts.begin(aborted, self._leave_alone)
 
     def _leave_alone(self) -> None:
-        if self._alone:
-            self._alone = False
+        if self._in_turn:
+            self._in_turn = False
             self._queue.leave_alone(self)
 
     def _on_end(self, request: EngineRequest) -> None:

@@ -162,12 +162,16 @@ class GenerationEngine(EngineLifecycle[_Running]):
         chat = ChatEncoder(tokenizer)
         return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
 
-    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+    async def expand(
+        self, request: ExpandRequest, alone: bool = False, canary: bool = False
+    ) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
 
         A group is empty where no child has finished for ``HEARTBEAT_S`` and the engine is at work.
 
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
+
+        ``alone``, ``canary``: see `EngineCall`.
 
         Raises:
             GeneratorRefused: the engine refuses a request of the call, or has another model than the call names.
@@ -179,7 +183,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         template, started = self._sampling_params(request), self._running
         try:
             with started.write_ahead.call(request, template) as ahead:
-                async with self._call(request) as call:
+                async with self._call(request, alone, canary) as call:
                     expansions = self._expansions(request, template)
                     given_back = self._submit(call, request, expansions, ahead)
                     if ahead is not None:
@@ -211,8 +215,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 raise SchemaRefused(str(error)) from error
             raise _as_search_error(error) from error
 
-    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
-        """Token-level beam search; see ``search.token_beam``.
+    async def token_beam(self, request: TokenBeamRequest, alone: bool = False) -> TokenBeamReply:
+        """Token-level beam search; see ``search.token_beam``, and `EngineCall` for ``alone``.
 
         Raises:
             GeneratorRefused: the engine refuses a request of the call.
@@ -220,7 +224,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         running = self._running
         try:
-            async with self._call(request) as call:
+            async with self._call(request, alone) as call:
                 steps = _NextTokens(call, request.settings)
                 try:
                     found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
@@ -247,8 +251,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """Generates one token."""
         prompt = ExpandItem((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
-        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.CANARY, deadline_s)
-        async for _ in self.expand(request):
+        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.DEMAND, deadline_s)
+        async for _ in self.expand(request, canary=True):
             pass
 
     @property
@@ -284,12 +288,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
         }
 
     @asynccontextmanager
-    async def _call(self, request: ExpandRequest | TokenBeamRequest) -> AsyncIterator[EngineCall[Any]]:
+    async def _call(
+        self, request: ExpandRequest | TokenBeamRequest, alone: bool, canary: bool = False
+    ) -> AsyncIterator[EngineCall[Any]]:
         """An open call on the engine."""
         running = self._running
         self._open_calls += 1
         try:
-            async with EngineCall[Any](running.engine, running.queue, request, self._discard) as call:
+            engine, queue = running.engine, running.queue
+            async with EngineCall[Any](engine, queue, request, self._discard, alone=alone, canary=canary) as call:
                 yield call
         finally:
             self._open_calls -= 1

@@ -86,6 +86,8 @@ class EngineRequest:
     """Whether it was written ahead and no call has asked for it yet."""
     alone: object | None = None
     """The call that it belongs to, if that call has the engine alone; see `RequestQueue.enter_alone`."""
+    canary: bool = False
+    """Whether it is a health check's. It goes before all others: how long it takes is how well the engine works."""
 
     @classmethod
     def written_ahead(
@@ -114,12 +116,12 @@ class EngineRequest:
     @property
     def owner(self) -> str | None:
         """Whose it is: the searches of one API key share a salt. None for a canary."""
-        return None if self.lane is Lane.CANARY else self.cache_salt
+        return None if self.canary else self.cache_salt
 
     @property
     def may_run_beside(self) -> bool:
         """Whether it may run beside a call that has the engine alone."""
-        return self.lane is Lane.CANARY or self.alone is not None
+        return self.canary or self.alone is not None
 
 
 @dataclass(eq=False)
@@ -370,7 +372,7 @@ class RequestQueue:
         """The next request while a call has its turn: its own, once those of others have ended."""
         while self._give_up_newest():
             pass
-        if other is not None and (other.hold is not None or other.lane is Lane.CANARY):
+        if other is not None and (other.hold is not None or other.canary):
             return other  # memory that was promised on arrival is free again only when the request has run
         return None if self._running > self._beside else next(iter(self._alone.values())).first
 

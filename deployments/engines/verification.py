@@ -51,9 +51,12 @@ class VerificationEngine(ScoringEngine):
         """Those of a scoring engine, and the number of critiques that were written, and of those that were cut off."""
         return {**super().stats(), "critiques": self._critiques, "cut_critiques": self._cut_critiques}
 
-    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+    async def _score(
+        self, request: ScoreRequest, batches: Batches, *, alone: bool = False, canary: bool = False
+    ) -> Scored:
         running = self._running
-        async with EngineCall[_Sample](running.engine, running.queue, request) as call:
+        engine, queue = running.engine, running.queue
+        async with EngineCall[_Sample](engine, queue, request, alone=alone, canary=canary) as call:
             verification = _Verification(self._settings, running, self._lengths, call, request.cache_salt)
             try:
                 await verification.run(batches, self.max_open, request.deadline_s)
