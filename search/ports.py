@@ -7,7 +7,7 @@ over plain dictionaries. Values here cross process boundaries: keep them small, 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
@@ -193,6 +193,9 @@ class TokenBeamRequest(NamedTuple):
     cache_salt: str = ""
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
+
+
+PortRequest: TypeAlias = ExpandRequest | ScoreRequest | TokenBeamRequest
 
 
 class WrittenSequence(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -22,25 +22,11 @@ from deployments.telemetry import catalog
 from deployments.telemetry.context import SEARCH_ID
 from deployments.telemetry.searches import SearchTelemetry
 from search.errors import SearchError
-
-
-class PortRequest(Protocol):
-    """The fields of a request of `search.ports` that its call needs."""
-
-    @property
-    def search_id(self) -> str: ...
-
-    @property
-    def deadline_s(self) -> float: ...
+from search.ports import PortRequest
 
 
 class Attempts:
-    """The attempts of one call. Each has a span of its own.
-
-    while True:
-        async with attempts.next() as envelope:
-            return await …
-    """
+    """The attempts of one call: enter `next` until one succeeds. Each has a span of its own."""
 
     def __init__(
         self,

@@ -11,7 +11,8 @@ class Envelope(NamedTuple):
     alone: bool = False
     """Whether the engine works on nothing else meanwhile."""
     ahead: bool = True
-    """Whether the replica may write ahead. What was written ahead ended an engine perhaps, and nobody misses it."""
+    """Whether the replica may write ahead; otherwise the request goes without ``ExpandRequest.ahead``. What was written
+    ahead ended an engine perhaps, and nobody misses it."""
 
 
 FIRST_ATTEMPT = Envelope()

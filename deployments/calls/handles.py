@@ -30,9 +30,8 @@ from deployments.telemetry.context import CLIENT_KEY
 from deployments.telemetry.metrics import NoMetrics
 from deployments.telemetry.searches import SearchTelemetry
 from search.errors import GeneratorError, ScorerError
-from search.ports import ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
+from search.ports import Child, ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
 from search.rewards import check_rewards
-from search.tree import NodeId
 
 LOOK_S = 2.0
 """Seconds in which a replica must answer a liveness check."""
@@ -45,40 +44,42 @@ class Outstanding:
 
     def __init__(self, expansions: Sequence[ExpandItem]) -> None:
         self._expansions = expansions
-        self._pairs = {(item.parent, branch.index) for item in expansions for branch in item.branches}
-        self._optional = {(item.parent, branch.index) for item in expansions for branch in item.branches[item.least :]}
-        """Those that a replica may give back, in the first group that arrives of the whole call."""
+        self._open = {
+            (item.parent, branch.index): number >= item.least
+            for item in expansions
+            for number, branch in enumerate(item.branches)
+        }
+        """By parent and index: whether a replica may give the branch back, in the first group that arrives."""
+        self._began = False
+        """Whether a group has arrived: every branch is required from then on, of other replicas too."""
 
     def __len__(self) -> int:
-        return len(self._pairs)
+        return len(self._open)
 
     @property
     def expansions(self) -> tuple[ExpandItem, ...]:
         """Items that request exactly these branches."""
-        return tuple(each for item in self._expansions if (each := self._left_of(item)).branches)
+        if not self._began:
+            return tuple(self._expansions)
+        left = (
+            (item, tuple(branch for branch in item.branches if (item.parent, branch.index) in self._open))
+            for item in self._expansions
+        )
+        return tuple(item._replace(branches=branches, least=len(branches)) for item, branches in left if branches)
 
     def take(self, group: ChildGroup) -> ChildGroup | None:
-        """Returns the group with only those of its children that are outstanding, which then no longer are. None if
-        nothing is left of it.
-
-        Required branches that are given back stay outstanding, and so do those that come after the first group.
-        """
-        children = tuple(child for child in group.children if self._is_taken(child.parent, child.index, child.steps))
-        self._optional.clear()
+        """Returns the group with only those of its children that are outstanding, which then no longer are; required
+        branches that are given back stay outstanding. None if nothing is left of the group."""
+        children = tuple(child for child in group.children if self._takes(child))
+        self._began = True
         return group._replace(children=children) if children or group.headroom else None
 
-    def _is_taken(self, parent: NodeId, index: int, steps: Sequence[object]) -> bool:
-        pair = parent, index
-        if pair not in self._pairs or not (steps or pair in self._optional):
+    def _takes(self, child: Child) -> bool:
+        pair = child.parent, child.index
+        if pair not in self._open or not (child.steps or (self._open[pair] and not self._began)):
             return False
-        self._pairs.remove(pair)
+        del self._open[pair]
         return True
-
-    def _left_of(self, item: ExpandItem) -> ExpandItem:
-        branches = tuple(branch for branch in item.branches if (item.parent, branch.index) in self._pairs)
-        return item._replace(
-            branches=branches, least=sum((item.parent, branch.index) not in self._optional for branch in branches)
-        )
 
 
 class HandleGenerator:

@@ -6,8 +6,7 @@ a call costs one task whatever its width.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -16,7 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from kvstore.memory.ledger import Prefix, TooLarge
-from search.ports import Lane
+from search.ports import PortRequest
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput
 Label = TypeVar("Label")
@@ -32,41 +31,6 @@ class RequestRefused(EngineCallError):
 
 class NeverFits(RequestRefused):
     """The request needs more KV memory than the engine has, however long it waits."""
-
-
-class PortRequest(Protocol):
-    """The fields that all requests of `search.ports` share."""
-
-    @property
-    def search_id(self) -> str: ...
-
-    @property
-    def deadline_s(self) -> float: ...
-
-    @property
-    def cache_salt(self) -> str: ...
-
-    @property
-    def lane(self) -> Lane: ...
-
-
-class Finished(NamedTuple, Generic[Label]):
-    label: Label
-    output: Output
-    waited: bool
-    """Whether the request had to wait for KV memory."""
-    place: int = 0
-    """Its position in the queue."""
-
-
-class Cut(NamedTuple, Generic[Label]):
-    """A request that was aborted by its own call."""
-
-    label: Label
-    output: Output | None
-    """What it had written; None if the engine did not have it yet."""
-    place: int
-    """Its position in the queue."""
 
 
 class EngineCall(Generic[Label]):
@@ -96,9 +60,8 @@ class EngineCall(Generic[Label]):
         self._request = request
         self._on_discard = on_discard
         self._aborts = Aborts(engine)
-        self._open: set[EngineRequest] = set()
-        self._ended: list[EngineRequest] = []
-        """Requests that ended and were not taken yet."""
+        self._requests: dict[EngineRequest, None] = {}
+        """Requests that were not taken yet, ended or not, in the order in which they came."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
         self._alone = alone
@@ -119,7 +82,7 @@ class EngineCall(Generic[Label]):
         """
         if self._cut_short:
             raise EngineCallError(self._stopped or "")
-        return len(self._open) + len(self._ended)
+        return len(self._requests)
 
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
@@ -181,7 +144,7 @@ class EngineCall(Generic[Label]):
         except TooLarge as error:
             raise NeverFits(f"a path {error}") from None
         if queued:
-            self._open.add(request)
+            self._requests[request] = None
         return queued
 
     def take_over(self, label: Label, request: EngineRequest) -> None:
@@ -193,11 +156,11 @@ class EngineCall(Generic[Label]):
         if self._stopped:
             raise EngineCallError(self._stopped)
         request.label, request.on_end, request.on_discard = label, self._on_end, self._on_discard
-        self._open.add(request)
+        self._requests[request] = None
         if request.ending is not None:
             self._on_end(request)
 
-    async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
+    async def wait(self, within_s: float | None = None) -> list[EngineRequest]:
         """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds.
 
         Raises:
@@ -215,44 +178,46 @@ class EngineCall(Generic[Label]):
             except TimeoutError:
                 return []
 
-    def take(self) -> list[Finished[Label]]:
+    def take(self) -> list[EngineRequest]:
         """Takes the finished requests without waiting.
 
         Raises:
             EngineCallError: a request failed; the others are being aborted.
         """
-        ended, self._ended = self._ended, []
+        ended = [request for request in self._requests if request.ending is not None]
         for request in ended:
+            del self._requests[request]
             if request.ending is Ending.FAILED:
                 error = _as_call_error(request.output)
                 self.stop(str(error))
                 raise error from request.output
-        return [Finished(request.label, request.output, request.waited, request.place) for request in ended]
+        return ended
 
-    async def cut(self, where: Callable[[Label], bool]) -> list[Cut[Label]]:
-        """Aborts the pending requests with such labels, and returns what they had written."""
-        aborted = [request for request in self._open if where(request.label)]
-        outputs: dict[str, Output] = {}
+    async def cut(self, where: Callable[[Label], bool]) -> list[EngineRequest]:
+        """Aborts the pending requests with such labels, and returns them. Their output is what they had written; None
+        if the engine did not have them yet."""
+        aborted = [request for request in self._requests if request.ending is None and where(request.label)]
         for request in aborted:
-            request.on_discard = partial(outputs.__setitem__, request.request_id)
-            self._open.discard(request)
+            request.on_discard = _taken
+            del self._requests[request]
             self._queue.end(request, Ending.ABORTED)
         self._aborts.begin(aborted)
         await self._aborts.sent()
-        return [Cut(request.label, outputs.get(request.request_id), request.place) for request in aborted]
+        return aborted
 
     def stop(self, reason: str) -> None:
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already
         stopped."""
         self._stopped = self._stopped or reason
-        self._cut_short = self._cut_short or bool(self._open or self._ended)
+        self._cut_short = self._cut_short or bool(self._requests)
         self._changed.set()
-        for request in self._ended:
-            request.discard(request.output)
-        self._ended = []
-        aborted, self._open = self._open, set()
-        for request in aborted:
-            self._queue.end(request, Ending.ABORTED)
+        requests, self._requests = self._requests, {}
+        aborted = [request for request in requests if request.ending is None]
+        for request in requests:
+            if request.ending is None:
+                self._queue.end(request, Ending.ABORTED)
+            else:
+                request.discard(request.output)
         # Also at its deadline: others must not wait for a caller that does not take what it has got.
         self._aborts.begin(aborted, self._leave_alone)
 
@@ -262,10 +227,12 @@ class EngineCall(Generic[Label]):
             self._queue.leave_alone(self)
 
     def _on_end(self, request: EngineRequest) -> None:
-        if request in self._open:
-            self._open.discard(request)
-            self._ended.append(request)
+        if request in self._requests:
             self._changed.set()
+
+
+def _taken(output: Output) -> None:
+    """`EngineRequest.on_discard` of a request whose partial output is taken."""
 
 
 class Aborts:

@@ -43,7 +43,7 @@ class RequestError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """The record of one request, from its arrival to its end."""
+    """The record of one request, from the call that makes it to the call that takes its output."""
 
     search_id: str
     label: Any
@@ -78,7 +78,7 @@ class EngineRequest:
     collector: Any = None
     """vLLM's ``RequestOutputCollector``, once the engine has it."""
     output: Any = None
-    """The engine's output, or the exception with which it failed."""
+    """The engine's output, partial if it was aborted, or the exception with which it failed."""
     ending: Ending | None = None
     on_discard: Callable[[Any], None] = lambda output: None
     """Called with the output if nobody takes it, partial or complete; see ``discard``."""
@@ -111,6 +111,7 @@ class EngineRequest:
     def discard(self, output: Any) -> None:
         """Reports an output that nobody takes; None and exceptions are none."""
         if output is not None and not isinstance(output, Exception):
+            self.output = output
             self.on_discard(output)
 
     @property

@@ -14,7 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from vllm import RequestOutput, SamplingParams
 
-from deployments.engines.engine_calls import EngineCall, Finished, Output
+from deployments.engines.engine_calls import EngineCall, Output
+from deployments.engines.request_queue import EngineRequest
 from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.generative import SPARE_TOKENS, Generative, VerifierSettings
 from deployments.engines.scoring import Batches, KeyedQuery, PathKey, Scored, ScoringEngine, StartedScorer
@@ -170,17 +171,18 @@ class _Verification:
             self._take(done)
         aborted = await self._call.cut(lambda sample: sample.verdict is None)
         without = {cut.label.key for cut in aborted} - self._asked
-        for sample, output, place in aborted:
+        for cut in aborted:
+            sample, output = cut.label, cut.output
             self.partial.add(sample.key)
             if output is not None and output.outputs[0].token_ids:  # the engine had begun with it
                 self._count(sample, output)
                 if sample.key in without:
-                    self._ask(sample, output.outputs[0].text, place=place)
-        for sample, _, place in aborted:
-            if sample.key not in self._asked:
-                self._ask(sample, "", place=place)
+                    self._ask(sample, output.outputs[0].text, place=cut.place)
+        for cut in aborted:
+            if cut.label.key not in self._asked:
+                self._ask(cut.label, "", place=cut.place)
 
-    def _take(self, done: Finished[_Sample]) -> None:
+    def _take(self, done: EngineRequest) -> None:
         sample, output = done.label, done.output
         self._count(sample, output)
         if sample.verdict is not None:

@@ -278,6 +278,18 @@ async def test_a_call_that_only_waited_is_no_suspect_and_costs_no_attempt() -> N
     assert [each.alone for each in cluster.requests] == [False, False]
 
 
+async def test_branches_that_only_waited_cost_no_attempt() -> None:
+    cluster = Cluster(1)
+    cluster.engines[0].words = frozenset({"another"})  # type: ignore[attr-defined]
+    cluster.engines[0].dead.set()
+    suspects = Suspects()
+    generator = HandleGenerator(cluster, RETRIES._replace(attempts=1), of(cluster, suspects))
+    with suspects.request("waits", "owner", asked("waits")):
+        await written(generator, expands("waits"))
+    assert [each.alone for each in cluster.requests] == [False, False]
+    assert [each.avoid for each in cluster.requests] == [(), ("00",)]
+
+
 async def test_a_suspect_is_cleared_by_its_call_and_goes_on_with_others() -> None:
     cluster = Cluster(2, ["bad"])
     ends, suspects = await outcome(cluster, ["bad", "good", "other"], 4)
