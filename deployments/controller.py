@@ -49,7 +49,6 @@ from deployments.startup.access import (
 from deployments.startup.nodes import Built
 from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
-from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
@@ -102,18 +101,16 @@ class SearchControllerReplica:
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
         )
-        retries = Retries.of(controller, self._telemetry.retried)
+        retries, searches = Retries.of(controller), self._telemetry.searches
         suspects = Suspects(self._telemetry.found_harmful)
         pools = {
             name: Pool(name, suspects, partial(replicas_of, handle), pool.replicas.min_replicas, last_words_of)
             for (name, handle), pool in zip(self._handles.items(), (config.generator, config.prm), strict=True)
         }
-        generating = HandleGenerator(generator, retries, pools["generator"])
-        scoring = HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"])
-        written_by = WatchedGenerator(generating, self._telemetry.searches)
+        written_by = HandleGenerator(generator, retries, pools["generator"], searches)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=WatchedScorer(scoring, self._telemetry.searches),
+            scorer=HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"], searches),
             context_tokens=config.search_context,
             matcher=self._matcher,
             solver=self._solver,
@@ -130,8 +127,7 @@ class SearchControllerReplica:
         queue = controller.queue
         freed = self._garbage.place_freed
         places = Places(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
-        observed = self._telemetry.searches.observed
-        self._service = SearchService(environment, places, controller.limits.seconds, observed, suspects)
+        self._service = SearchService(environment, places, controller.limits.seconds, searches.observed, suspects)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from deployments.calls.envelope import FIRST_ATTEMPT, Envelope
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.environment import shared_memory_bytes
 from deployments.engines.settings import GeneratorSettings
@@ -69,17 +70,19 @@ class GeneratorReplica(EngineReplica):
         finally:
             self._cache.engine_started()
 
-    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+    async def expand(
+        self, request: ExpandRequest, envelope: Envelope = FIRST_ATTEMPT
+    ) -> AsyncGenerator[ChildGroup, None]:
         """Streams groups of finished children. Cancelling the call aborts its branches at the engine."""
         # Closing the generator aborts the branches: `aclosing` does so at once, not at garbage collection.
-        async with self._exit_if_engine_dies(), aclosing(self._engine.expand(request)) as groups:
+        async with self._exit_if_engine_dies(), aclosing(self._engine.expand(request, envelope.alone)) as groups:
             async for group in groups:
                 yield group
 
-    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+    async def token_beam(self, request: TokenBeamRequest, envelope: Envelope = FIRST_ATTEMPT) -> TokenBeamReply:
         """Cancelling the call aborts its requests at the engine."""
         async with self._exit_if_engine_dies():
-            return await self._engine.token_beam(request)
+            return await self._engine.token_beam(request, envelope.alone)
 
     def _figures(self) -> dict[str, int]:
         return super()._figures() | dict(self._cache.figures)

@@ -2,6 +2,7 @@
 
 from ray import serve
 
+from deployments.calls.envelope import FIRST_ATTEMPT, Envelope
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.several import Scorer, scorer_of
@@ -38,10 +39,10 @@ class PrmReplica(EngineReplica):
         self._engine = scorer_of(settings)
         await self._start(settings.max_num_seqs)
 
-    async def score(self, request: ScoreRequest) -> RewardRows:
+    async def score(self, request: ScoreRequest, envelope: Envelope = FIRST_ATTEMPT) -> RewardRows:
         """Scores steps. Cancelling the call aborts its requests at the engine."""
         async with self._exit_if_engine_dies():
-            return await self._engine.score(request)
+            return await self._engine.score(request, envelope.alone)
 
 
 ProcessRewardModel = serve.deployment(name="ProcessRewardModel", **ENGINE_DEPLOYMENT)(PrmReplica)

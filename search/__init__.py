@@ -32,7 +32,6 @@ them; everything else is here::
 from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
 from search.errors import (
-    CallInterrupted,
     GeneratorError,
     HookError,
     LimitReached,
@@ -79,7 +78,6 @@ __all__ = [
     "AnswerMatcher",
     "Branch",
     "Budget",
-    "CallInterrupted",
     "Child",
     "ChildGroup",
     "EndPath",

@@ -2,7 +2,6 @@
 
 SearchError             a search cannot go on
 ├── GeneratorError      no replica could write the branches
-│   ├── CallInterrupted     a call ended early; its missing branches can be requested again
 │   └── GeneratorRefused    the request itself is at fault
 │       ├── PathTooLarge        no generator's KV memory could hold a path
 │       └── SchemaRefused       the generator cannot write to the JSON schema
@@ -26,19 +25,6 @@ class SearchError(RuntimeError):
 
 class GeneratorError(SearchError):
     """No replica of the generator could write the requested branches."""
-
-
-class CallInterrupted(GeneratorError):
-    """A call failed at its replica before all its branches had arrived. Request the missing branches again at once: the
-    port that raises this has waited already."""
-
-    def __init__(self, message: str, avoid: tuple[str, ...] = ()) -> None:
-        """``avoid``: the replicas at which this request has failed."""
-        super().__init__(message, avoid)
-        self.avoid = avoid
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class GeneratorRefused(GeneratorError):

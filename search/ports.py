@@ -7,7 +7,7 @@ over plain dictionaries. Values here cross process boundaries: keep them small, 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
@@ -24,8 +24,6 @@ class Lane(StrEnum):
     """As `FIRST_STEPS`, of a flex search, which yields to other searches."""
     FLEX_DEMAND = "flex_demand"
     """As `DEMAND`, of a flex search."""
-    CANARY = "canary"
-    """A health check's one small request. It goes before all others: how long it takes is how well the engine works."""
 
     @property
     def first_steps(self) -> bool:
@@ -123,14 +121,8 @@ class ExpandRequest(NamedTuple):
     json_schema: str = ""
     """A JSON schema, as JSON, that what is written satisfies unless a limit cuts it off; empty: any text. Only for
     whole solutions from the root."""
-    avoid: tuple[str, ...] = ()
-    """Replicas at which this request has failed already; it should go to another one."""
-    attempt: int = 1
-    """Above 1: earlier calls for these branches were interrupted."""
     ahead: Ahead | None = None
     """For writing children ahead; None: there are none to expect."""
-    alone: bool = False
-    """Whether the engine must work on nothing else meanwhile."""
 
 
 class Child(NamedTuple):
@@ -188,10 +180,6 @@ class ScoreRequest(NamedTuple):
     cache_salt: str = ""
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
-    avoid: tuple[str, ...] = ()
-    """As in `ExpandRequest`."""
-    alone: bool = False
-    """As in `ExpandRequest`."""
 
 
 class TokenBeamRequest(NamedTuple):
@@ -205,10 +193,9 @@ class TokenBeamRequest(NamedTuple):
     cache_salt: str = ""
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
-    avoid: tuple[str, ...] = ()
-    """As in `ExpandRequest`."""
-    alone: bool = False
-    """As in `ExpandRequest`."""
+
+
+PortRequest: TypeAlias = ExpandRequest | ScoreRequest | TokenBeamRequest
 
 
 class WrittenSequence(NamedTuple):
@@ -240,7 +227,6 @@ class Generator(Protocol):
         back come in the first group.
 
         Raises:
-            CallInterrupted: the caller should request the missing branches again now, in another attempt.
             GeneratorError: no replica could write the missing branches.
         """
         ...

@@ -284,7 +284,7 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
             neutral=node.neutral,
             ends=node.ends,
             hook=HookView.of(node.hook),
-            request=node.request,
+            request=node.request and node.request[:3],  # a generator may have granted it: it is not optional any more
         )
         for node in tree.nodes
     ]

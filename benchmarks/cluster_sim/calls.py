@@ -22,6 +22,7 @@ from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.processes import CpuClock, at_rest
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
 from cluster.launch.application import free_port
+from deployments.calls.envelope import Envelope
 from deployments.config import AppConfig, ControllerUserConfig
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest
 
@@ -80,7 +81,7 @@ class FakeGenerator(FakeReplica):
         self._fake = QuickGenerator(OwnTime(), REPEATED, 8)
         self._counted = {"calls": 0, "groups": 0, "children": 0}
 
-    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+    async def expand(self, request: ExpandRequest, envelope: Envelope) -> AsyncGenerator[ChildGroup, None]:
         self._counted["calls"] += 1
         size = round(100 * request.sampling.temperature)
         async for written in self._fake.expand(request):
@@ -100,7 +101,7 @@ class FakeScorer(FakeReplica):
         self._fake = QuickScorer(OwnTime())
         self._counted = {"calls": 0, "items": 0}
 
-    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+    async def score(self, request: ScoreRequest, envelope: Envelope) -> Sequence[Sequence[float]]:
         self._counted["calls"] += 1
         self._counted["items"] += len(request.items)
         return await self._fake.score(request)

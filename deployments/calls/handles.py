@@ -1,7 +1,7 @@
-"""The search's ports over Ray Serve handles.
+"""The search's ports over Ray Serve handles. They own every call: what of it is outstanding, and its attempts.
 
-A call that fails because of its replica is retried as `Retries` says: here, or, for branches, by the search, which
-knows which of them have not arrived. A call that fails because of the request or the caller is not retried.
+A call that fails because of its replica is made again as `Retries` says, for exactly what is outstanding. A call that
+fails because of the request or the caller is not.
 
 A call waits for a replica and for its answer until its own deadline. It does not check itself whether the replica still
 works: the replica watches its engine (`engines.watch`), Serve's health checks watch its process, and the end of either
@@ -9,31 +9,29 @@ ends the call. A stream sends heartbeats (``engines.generation.HEARTBEAT_S``); f
 life.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from typing import Any, TypeVar
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
+from deployments.calls.attempts import Attempts, sent
 from deployments.calls.breaker import Breaker, CircuitOpen
-from deployments.calls.dismantle import dismantle_response, replica_of
 from deployments.calls.pool import Pool
 from deployments.calls.serve_calls import (
     Deadline,
-    OnlyWaited,
     ReplicaLost,
     Retries,
     everywhere,
-    in_short,
     is_replica_failure,
-    refusal,
-    release,
     reply,
     was_assigned,
 )
-from search.errors import CallInterrupted, GeneratorError, ScorerError, SearchError
-from search.ports import ChildGroup, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
+from deployments.telemetry import catalog
+from deployments.telemetry.context import CLIENT_KEY
+from deployments.telemetry.metrics import NoMetrics
+from deployments.telemetry.searches import SearchTelemetry
+from search.errors import GeneratorError, ScorerError
+from search.ports import Child, ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
 from search.rewards import check_rewards
-
-T = TypeVar("T")
 
 LOOK_S = 2.0
 """Seconds in which a replica must answer a liveness check."""
@@ -41,11 +39,57 @@ PROBE_S = 10.0
 """Seconds in which the PRM must score one step, to close the breaker again."""
 
 
+class Outstanding:
+    """The branches of an ``expand`` call that have neither arrived nor been given back."""
+
+    def __init__(self, expansions: Sequence[ExpandItem]) -> None:
+        self._expansions = expansions
+        self._open = {
+            (item.parent, branch.index): number >= item.least
+            for item in expansions
+            for number, branch in enumerate(item.branches)
+        }
+        """By parent and index: whether a replica may give the branch back, in the first group that arrives."""
+        self._began = False
+        """Whether a group has arrived: every branch is required from then on, of other replicas too."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def expansions(self) -> tuple[ExpandItem, ...]:
+        """Items that request exactly these branches."""
+        if not self._began:
+            return tuple(self._expansions)
+        left = (
+            (item, tuple(branch for branch in item.branches if (item.parent, branch.index) in self._open))
+            for item in self._expansions
+        )
+        return tuple(item._replace(branches=branches, least=len(branches)) for item, branches in left if branches)
+
+    def take(self, group: ChildGroup) -> ChildGroup | None:
+        """Returns the group with only those of its children that are outstanding, which then no longer are; required
+        branches that are given back stay outstanding. None if nothing is left of the group."""
+        children = tuple(child for child in group.children if self._takes(child))
+        self._began = True
+        return group._replace(children=children) if children or group.headroom else None
+
+    def _takes(self, child: Child) -> bool:
+        pair = child.parent, child.index
+        if pair not in self._open or not (child.steps or (self._open[pair] and not self._began)):
+            return False
+        del self._open[pair]
+        return True
+
+
 class HandleGenerator:
     """`search.ports.Generator` over the handle of the generator deployment."""
 
-    def __init__(self, handle: Any, retries: Retries, pool: Pool | None = None) -> None:
+    def __init__(
+        self, handle: Any, retries: Retries, pool: Pool | None = None, telemetry: SearchTelemetry | None = None
+    ) -> None:
         self._pool = pool or Pool()
+        self._telemetry = telemetry or SearchTelemetry(NoMetrics())
         self._expand = handle.options(method_name="expand", stream=True)
         self._token_beam = handle.options(method_name="token_beam")
         self._retries = retries
@@ -53,40 +97,42 @@ class HandleGenerator:
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Makes one call, as the port specifies. Closing the stream aborts the unfinished branches at the replica.
 
+        The latency histogram leaves out calls that end before their last child.
+
         Raises:
             GeneratorRefused: at once.
             HarmfulRequest: the search ended two engines.
-            CallInterrupted: after the backoff; another attempt should follow.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
-        deadline = Deadline(request.deadline_s)
-        tried = list(request.avoid)
-        missing = sum(len(item.branches) for item in request.expansions)
-        optional = missing - sum(item.least for item in request.expansions)
-        try:
-            async with self._pool.call(request.search_id, deadline, tried, request.attempt > 1) as call:
-                ahead = request.ahead if call.ahead else None
-                sent = request._replace(deadline_s=deadline.remaining, alone=call.alone, ahead=ahead)
+        outstanding = Outstanding(request.expansions)
+
+        def failure(reason: str) -> GeneratorError:
+            return GeneratorError(f"{len(outstanding)} branches could not be written: {reason}")
+
+        attempts = Attempts("expand", request, self._pool, self._retries, self._telemetry, failure)
+        key, deadline = CLIENT_KEY.get(), attempts.deadline
+        started = last = time.perf_counter()
+        while outstanding:
+            async with attempts.next() as envelope:
+                generated, ahead = 0, request.ahead if envelope.ahead else None
+                part = request._replace(expansions=outstanding.expansions, deadline_s=deadline.remaining, ahead=ahead)
+                attempts.span.set_attribute("banyan.lane", request.lane.value)
+                attempts.span.set_attribute("banyan.branches", len(outstanding))
                 try:
-                    async with aclosing(self._groups(sent, deadline, tried)) as groups:
-                        async for group in groups:
-                            written = sum(bool(child.steps) for child in group.children)
-                            missing -= written + min(len(group.children) - written, optional)
-                            optional = 0  # branches that are given back come in the first group
-                            if group.children or group.headroom:
-                                yield group
+                    async with sent(self._expand.remote(part, envelope), attempts.tried) as response:
+                        while (group := await self._next_group(response, deadline)) is not None:
+                            if (kept := outstanding.take(group)) is not None:
+                                last = time.perf_counter()
+                                generated += self._count(kept, key)
+                                attempts.span.set_attribute("banyan.generated_tokens", generated)
+                                yield kept
                 except Exception as error:
-                    if missing > 0 or not is_replica_failure(error):
+                    if outstanding or not is_replica_failure(error):
                         raise
-                if missing > 0:
-                    raise ReplicaLost(f"the replica ended with {missing} branches unwritten")
-            self._pool.wrote(sent, tried)
-        except Exception as error:
-            if not is_replica_failure(error):
-                raise refusal(error) from None
-            if not await self._retries.again(error, request.attempt, deadline, "expand"):
-                raise GeneratorError(f"{missing} branches could not be written: {in_short(error)}") from None
-            raise CallInterrupted(in_short(error), tuple(tried)) from None
+                if outstanding:
+                    raise ReplicaLost(f"the replica ended with {len(outstanding)} branches unwritten")
+                self._pool.wrote(part, attempts.tried)
+        self._telemetry.metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search on one replica; if that is lost, from the start on another.
@@ -95,47 +141,45 @@ class HandleGenerator:
             HarmfulRequest: the request ended two engines.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
-        deadline = Deadline(request.deadline_s)
+        attempts = Attempts("token_beam", request, self._pool, self._retries, self._telemetry, GeneratorError)
+        while True:
+            async with attempts.next() as envelope:
+                current = request._replace(deadline_s=attempts.deadline.remaining)
+                async with sent(self._token_beam.remote(current, envelope), attempts.tried) as response:
+                    written: TokenBeamReply = await reply(lambda: response, attempts.deadline)
+                self._telemetry.metrics.add(catalog.GENERATED_TOKENS, written.generated_tokens, CLIENT_KEY.get())
+                return written
 
-        async def attempt(tried: list[str], again: bool) -> TokenBeamReply:
-            async with self._pool.call(request.search_id, deadline, tried, again) as call:
-                left_s, avoid = deadline.remaining, tuple(tried)
-                current = request._replace(deadline_s=left_s, avoid=avoid, alone=call.alone)
-                result: TokenBeamReply = await answer(self._token_beam.remote(current), deadline, tried)
-                return result
-
-        return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
-
-    async def _groups(
-        self, request: ExpandRequest, deadline: Deadline, tried: list[str]
-    ) -> AsyncGenerator[ChildGroup, None]:
-        """The groups that the replica streams. Adds the replica to ``tried``."""
-        response = self._expand.remote(request)
-        exhausted = False
+    async def _next_group(self, response: Any, deadline: Deadline) -> ChildGroup | None:
+        """The next group of a stream; None at its end."""
         try:
-            while True:
-                try:
-                    group = await reply(
-                        response.__anext__, deadline, self._retries.silence_s, lambda: was_assigned(response)
-                    )
-                except StopAsyncIteration:
-                    exhausted = True
-                    return
-                yield group
-        finally:
-            note_replica(response, tried)
-            if exhausted:
-                dismantle_response(response)
-            else:
-                release(response)
+            return await reply(response.__anext__, deadline, self._retries.silence_s, lambda: was_assigned(response))
+        except StopAsyncIteration:
+            return None
+
+    def _count(self, group: ChildGroup, key: str) -> int:
+        """Counts the steps of a group; returns the number of their tokens."""
+        steps = [step for child in group.children for step in child.steps]
+        tokens = sum(len(step.token_ids) for step in steps)
+        self._telemetry.metrics.add(catalog.STEPS_WRITTEN, len(steps))
+        self._telemetry.metrics.add(catalog.GENERATED_TOKENS, tokens, key)
+        return tokens
 
 
 class HandleScorer:
     """`search.ports.StepScorer` over the handle of the process reward model deployment."""
 
-    def __init__(self, handle: Any, retries: Retries, patience_s: float, pool: Pool | None = None) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        retries: Retries,
+        patience_s: float,
+        pool: Pool | None = None,
+        telemetry: SearchTelemetry | None = None,
+    ) -> None:
         """``patience_s``: maximum seconds that calls wait without a sign of life from any replica."""
         self._pool = pool or Pool()
+        self._telemetry = telemetry or SearchTelemetry(NoMetrics())
         self._handle = handle
         self._score = handle.options(method_name="score")
         self._canary = handle.options(method_name="canary")
@@ -145,26 +189,33 @@ class HandleScorer:
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """Scores steps, as the port specifies. Retries attempts that fail or return invalid rewards.
 
+        The latency histogram leaves out calls that fail.
+
         Raises:
             ScorerRefused: at once.
             HarmfulRequest: the request ended two engines.
             ScorerError: after the last attempt, at the request's deadline, or when there is no sign of life.
         """
-        deadline = Deadline(request.deadline_s)
-        wanted = [item.unscored for item in request.items]
-
-        async def attempt(tried: list[str], again: bool) -> Sequence[Sequence[float]]:
-            async with self._pool.call(request.search_id, deadline, tried, again) as call:
-                left_s, avoid = deadline.remaining, tuple(tried)
-                current = request._replace(deadline_s=left_s, avoid=avoid, alone=call.alone)
-                rewards = await answer(self._score.remote(current), deadline, tried)
-                return check_rewards(rewards, wanted, "the process reward model")
-
+        started, wanted = time.perf_counter(), [item.unscored for item in request.items]
         try:
             async with self._breaker.call():
-                return await retried(attempt, self._retries, deadline, "score", ScorerError)
+                rewards = await self._rewards(request, wanted)
         except CircuitOpen as gone:
             raise ScorerError(str(gone)) from None
+        self._telemetry.metrics.observe(catalog.SCORE_SECONDS, time.perf_counter() - started)
+        self._telemetry.metrics.add(catalog.STEPS_SCORED, sum(wanted))
+        return rewards
+
+    async def _rewards(self, request: ScoreRequest, wanted: Sequence[int]) -> Sequence[Sequence[float]]:
+        """The rewards of the first attempt that gives valid ones: ``wanted`` for each item."""
+        attempts = Attempts("score", request, self._pool, self._retries, self._telemetry, ScorerError)
+        while True:
+            async with attempts.next() as envelope:
+                attempts.span.set_attribute("banyan.items", len(wanted))
+                current = request._replace(deadline_s=attempts.deadline.remaining)
+                async with sent(self._score.remote(current, envelope), attempts.tried) as response:
+                    rewards = await reply(lambda: response, attempts.deadline)
+                return check_rewards(rewards, wanted, "the process reward model")
 
     async def _silent_s(self) -> float:
         """Seconds since any replica was last active. Raises ReplicaLost if none answers."""
@@ -174,59 +225,5 @@ class HandleScorer:
         raise ReplicaLost(f"no replica answers: {replies}")
 
     async def _probe(self) -> None:
-        await answer(self._canary.remote(PROBE_S), Deadline(PROBE_S))
-
-
-async def retried(
-    attempt: Callable[[list[str], bool], Awaitable[T]],
-    retries: Retries,
-    deadline: Deadline,
-    what: str,
-    failure: type[SearchError],
-) -> T:
-    """The result of ``attempt``, retried as ``retries`` says. It gets the list of tried replicas, and adds its own; and
-    whether it is a retry.
-
-    Raises:
-        SearchError: ``failure``, if the last attempt failed because of its replica.
-    """
-    tried: list[str] = []
-    failed = 0
-    again = False
-    while True:
-        try:
-            return await attempt(tried, again)
-        except Exception as error:
-            if not is_replica_failure(error):
-                raise refusal(error) from None
-            failed += not isinstance(error, OnlyWaited)
-            if not await retries.again(error, failed, deadline, what):
-                raise failure(in_short(error)) from None
-        again = True
-
-
-def note_replica(response: Any, tried: list[str]) -> None:
-    """Adds the replica of a call to ``tried``."""
-    if (replica := replica_of(response)) is not None:
-        tried.append(replica)
-
-
-async def answer(response: Any, deadline: Deadline, tried: list[str] | None = None) -> Any:
-    """The answer of a unary call. A call that ends without one is cancelled at its replica. The replica is added to
-    ``tried`` in both cases."""
-    answered = False
-
-    async def awaited() -> Any:
-        return await response
-
-    try:
-        value = await reply(awaited, deadline)
-        answered = True
-        return value
-    finally:
-        if tried is not None:
-            note_replica(response, tried)
-        if answered:
-            dismantle_response(response)
-        else:
-            release(response)
+        async with sent(self._canary.remote(PROBE_S), []) as response:
+            await reply(lambda: response, Deadline(PROBE_S))

@@ -8,12 +8,13 @@ that succeeds so clears its request. One whose engine dies again ends it: nothin
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc  # type: ignore[import-untyped]
 from cachetools import TTLCache
 from ray.exceptions import RayActorError, RayTaskError
 
+from deployments.calls.envelope import Envelope
 from deployments.calls.serve_calls import Deadline, OnlyWaited, ReplicaLost, ReplicaSilent
 from deployments.service.suspects import Standing, Suspects
 from search.errors import HarmfulRequest
@@ -30,15 +31,6 @@ MAX_GONE, GONE_S = 64, 120.0
 
 async def _no_words(actor_id: str) -> frozenset[str] | None:
     return None
-
-
-class Call(NamedTuple):
-    """How one attempt of a call is made."""
-
-    alone: bool
-    """Whether the engine works on nothing else meanwhile."""
-    ahead: bool
-    """Whether the replica may write ahead. What was written ahead ended an engine perhaps, and nobody misses it."""
 
 
 class Pool:
@@ -70,8 +62,8 @@ class Pool:
         """When each of the last dead replicas was first found to be gone, on the loop's clock."""
 
     @asynccontextmanager
-    async def call(self, search_id: str, deadline: Deadline, tried: list[str], again: bool) -> AsyncIterator[Call]:
-        """Context of one attempt of a call; waits until it may be made.
+    async def call(self, search_id: str, deadline: Deadline, tried: list[str], again: bool) -> AsyncIterator[Envelope]:
+        """Context of one attempt of a call; waits until it may be made. It avoids the replicas in ``tried``.
 
         Args:
             tried: actor ids of replicas; if the attempt ends with an error, the last one, if it is new, is its replica.
@@ -87,7 +79,7 @@ class Pool:
         known, began = len(tried), asyncio.get_running_loop().time()
         if not standing.apart:
             try:
-                yield Call(alone=False, ahead=not standing.deaths)
+                yield Envelope(tuple(tried), alone=False, ahead=not standing.deaths)
             except Exception as error:
                 if await self._may_have_ended_it(search_id, error, tried[known:], began):
                     self._suspects.blame(search_id, standing)
@@ -96,7 +88,7 @@ class Pool:
         async with self._turn_until(search_id, deadline):
             self._suspects.standing(search_id, self._name)
             try:
-                yield Call(alone=True, ahead=False)
+                yield Envelope(tuple(tried), alone=True, ahead=False)
             except Exception as error:
                 if await self._may_have_ended_it(search_id, error, tried[known:], began):
                     raise self._suspects.found_harmful(search_id) from None

@@ -45,25 +45,22 @@ class Retries(NamedTuple):
     backoff_max_s: float
     silence_s: float
     """Seconds without a message after which a streaming replica counts as failed."""
-    on_retry: Callable[[str], None] = lambda what: None
-    """Called with the kind of call before each retry."""
 
     @classmethod
-    def of(cls, settings: ControllerSettings, on_retry: Callable[[str], None]) -> "Retries":
-        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s, on_retry)
+    def of(cls, settings: ControllerSettings) -> "Retries":
+        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s)
 
     async def again(self, error: Exception, attempt: int, deadline: "Deadline", what: str) -> bool:
         """Waits before a retry, for a random time whose maximum doubles. False, at once, if there is no retry.
 
         Args:
             error: the failure of the replica that ended the call. After `OnlyWaited` there is always a retry.
-            attempt: number of the call that failed, from 1.
+            attempt: number of attempts that failed.
         """
         is_last = attempt >= self.attempts and not isinstance(error, OnlyWaited)
         if is_last or deadline.remaining <= 0:
             return False
         logger.warning("%s failed (attempt %d): %s", what, attempt, in_short(error))
-        self.on_retry(what)
         longest_s = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempt, 1) - 1, MAX_DOUBLINGS))
         await asyncio.sleep(random.uniform(0, min(longest_s, deadline.remaining)))
         return True

@@ -6,8 +6,7 @@ a call costs one task whatever its width.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -16,7 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from kvstore.memory.ledger import Prefix, TooLarge
-from search.ports import Lane
+from search.ports import PortRequest
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput
 Label = TypeVar("Label")
@@ -34,44 +33,6 @@ class NeverFits(RequestRefused):
     """The request needs more KV memory than the engine has, however long it waits."""
 
 
-class PortRequest(Protocol):
-    """The fields that all requests of `search.ports` share."""
-
-    @property
-    def search_id(self) -> str: ...
-
-    @property
-    def deadline_s(self) -> float: ...
-
-    @property
-    def cache_salt(self) -> str: ...
-
-    @property
-    def lane(self) -> Lane: ...
-
-    @property
-    def alone(self) -> bool: ...
-
-
-class Finished(NamedTuple, Generic[Label]):
-    label: Label
-    output: Output
-    waited: bool
-    """Whether the request had to wait for KV memory."""
-    place: int = 0
-    """Its position in the queue."""
-
-
-class Cut(NamedTuple, Generic[Label]):
-    """A request that was aborted by its own call."""
-
-    label: Label
-    output: Output | None
-    """What it had written; None if the engine did not have it yet."""
-    place: int
-    """Its position in the queue."""
-
-
 class EngineCall(Generic[Label]):
     """The requests of one call. An async context manager: unfinished requests are aborted on exit.
 
@@ -84,22 +45,28 @@ class EngineCall(Generic[Label]):
         queue: RequestQueue,
         request: PortRequest,
         on_discard: Callable[[Output], None] = lambda output: None,
+        *,
+        alone: bool = False,
+        canary: bool = False,
     ) -> None:
         """
         Args:
             on_discard: gets the partial output of an aborted request.
+            alone: whether the engine works on nothing else meanwhile.
+            canary: whether it is a health check's call; see `EngineRequest.canary`.
         """
         self._engine = engine
         self._queue = queue
         self._request = request
         self._on_discard = on_discard
         self._aborts = Aborts(engine)
-        self._open: set[EngineRequest] = set()
-        self._ended: list[EngineRequest] = []
-        """Requests that ended and were not taken yet."""
+        self._requests: dict[EngineRequest, None] = {}
+        """Requests that were not taken yet, ended or not, in the order in which they came."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
-        self._alone = False
+        self._alone = alone
+        self._canary = canary
+        self._in_turn = False
         """Whether it has the engine alone, or waits for that."""
         self._cut_short = False
         """Whether it was stopped before all its requests were taken."""
@@ -115,14 +82,14 @@ class EngineCall(Generic[Label]):
         """
         if self._cut_short:
             raise EngineCallError(self._stopped or "")
-        return len(self._open) + len(self._ended)
+        return len(self._requests)
 
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
         self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
-        if self._request.alone:
-            self._alone = True
+        if self._alone:
+            self._in_turn = True
             self._queue.enter_alone(self)
         return self
 
@@ -169,14 +136,15 @@ class EngineCall(Generic[Label]):
             prefix,
             growth,
             on_discard=self._on_discard,
-            alone=self if self._request.alone else None,
+            alone=self if self._alone else None,
+            canary=self._canary,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional, place=place)
         except TooLarge as error:
             raise NeverFits(f"a path {error}") from None
         if queued:
-            self._open.add(request)
+            self._requests[request] = None
         return queued
 
     def take_over(self, label: Label, request: EngineRequest) -> None:
@@ -188,11 +156,11 @@ class EngineCall(Generic[Label]):
         if self._stopped:
             raise EngineCallError(self._stopped)
         request.label, request.on_end, request.on_discard = label, self._on_end, self._on_discard
-        self._open.add(request)
+        self._requests[request] = None
         if request.ending is not None:
             self._on_end(request)
 
-    async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
+    async def wait(self, within_s: float | None = None) -> list[EngineRequest]:
         """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds.
 
         Raises:
@@ -210,57 +178,61 @@ class EngineCall(Generic[Label]):
             except TimeoutError:
                 return []
 
-    def take(self) -> list[Finished[Label]]:
+    def take(self) -> list[EngineRequest]:
         """Takes the finished requests without waiting.
 
         Raises:
             EngineCallError: a request failed; the others are being aborted.
         """
-        ended, self._ended = self._ended, []
+        ended = [request for request in self._requests if request.ending is not None]
         for request in ended:
+            del self._requests[request]
             if request.ending is Ending.FAILED:
                 error = _as_call_error(request.output)
                 self.stop(str(error))
                 raise error from request.output
-        return [Finished(request.label, request.output, request.waited, request.place) for request in ended]
+        return ended
 
-    async def cut(self, where: Callable[[Label], bool]) -> list[Cut[Label]]:
-        """Aborts the pending requests with such labels, and returns what they had written."""
-        aborted = [request for request in self._open if where(request.label)]
-        outputs: dict[str, Output] = {}
+    async def cut(self, where: Callable[[Label], bool]) -> list[EngineRequest]:
+        """Aborts the pending requests with such labels, and returns them. Their output is what they had written; None
+        if the engine did not have them yet."""
+        aborted = [request for request in self._requests if request.ending is None and where(request.label)]
         for request in aborted:
-            request.on_discard = partial(outputs.__setitem__, request.request_id)
-            self._open.discard(request)
+            request.on_discard = _taken
+            del self._requests[request]
             self._queue.end(request, Ending.ABORTED)
         self._aborts.begin(aborted)
         await self._aborts.sent()
-        return [Cut(request.label, outputs.get(request.request_id), request.place) for request in aborted]
+        return aborted
 
     def stop(self, reason: str) -> None:
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already
         stopped."""
         self._stopped = self._stopped or reason
-        self._cut_short = self._cut_short or bool(self._open or self._ended)
+        self._cut_short = self._cut_short or bool(self._requests)
         self._changed.set()
-        for request in self._ended:
-            request.discard(request.output)
-        self._ended = []
-        aborted, self._open = self._open, set()
-        for request in aborted:
-            self._queue.end(request, Ending.ABORTED)
+        requests, self._requests = self._requests, {}
+        aborted = [request for request in requests if request.ending is None]
+        for request in requests:
+            if request.ending is None:
+                self._queue.end(request, Ending.ABORTED)
+            else:
+                request.discard(request.output)
         # Also at its deadline: others must not wait for a caller that does not take what it has got.
         self._aborts.begin(aborted, self._leave_alone)
 
     def _leave_alone(self) -> None:
-        if self._alone:
-            self._alone = False
+        if self._in_turn:
+            self._in_turn = False
             self._queue.leave_alone(self)
 
     def _on_end(self, request: EngineRequest) -> None:
-        if request in self._open:
-            self._open.discard(request)
-            self._ended.append(request)
+        if request in self._requests:
             self._changed.set()
+
+
+def _taken(output: Output) -> None:
+    """`EngineRequest.on_discard` of a request whose partial output is taken."""
 
 
 class Aborts:

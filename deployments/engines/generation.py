@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
@@ -27,14 +27,13 @@ from deployments.engines.engine_calls import (
     Aborts,
     EngineCall,
     EngineCallError,
-    Finished,
     NeverFits,
     Output,
     RequestRefused,
 )
-from deployments.engines.grants import grant
+from deployments.engines.grants import grant_order
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
-from deployments.engines.request_queue import RequestQueue
+from deployments.engines.request_queue import EngineRequest, RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
 from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
@@ -58,7 +57,7 @@ from search.ports import (
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
-from search.tree import NodeId, StepEnd
+from search.tree import StepEnd
 
 HEARTBEAT_S = 5.0
 """Longest time between two messages of an ``expand`` call while its engine is at work."""
@@ -67,40 +66,6 @@ GROUP_S = 0.004
 model's engine step."""
 TIDY_S = 0.1
 """Time between two looks whether what was written ahead is given up."""
-
-
-class _ChildRequest(NamedTuple):
-    """A request for one child: which child, the sampling parameters, and the output of earlier requests for it."""
-
-    parent: NodeId
-    child: int
-    params: SamplingParams
-    earlier: "_Written"
-    waited: bool = False
-    """Whether an earlier request had to wait for KV memory."""
-    ahead: bool = False
-    """Whether its first request was begun before the call."""
-
-
-class _Written(NamedTuple):
-    """The joined output of the requests for one child, each of which continues the one before."""
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] | None = None
-    """None unless requested."""
-    cached_tokens: int = 0
-    """Cached prefix tokens of the first request. Later requests do not count: this replica wrote what they find."""
-
-
-class _Expansion(NamedTuple):
-    """The requests of a call below one node: either ``full`` or ``branches`` is empty."""
-
-    full: tuple[Child, ...]
-    """Empty children, where the prefix already fills the context."""
-    prefix: Prefix | None
-    """``token_ids`` as blocks; None without a clamp."""
-    token_ids: tuple[int, ...]
-    branches: Sequence[_ChildRequest]
 
 
 @dataclass(frozen=True)
@@ -162,12 +127,16 @@ class GenerationEngine(EngineLifecycle[_Running]):
         chat = ChatEncoder(tokenizer)
         return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
 
-    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+    async def expand(
+        self, request: ExpandRequest, alone: bool = False, canary: bool = False
+    ) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
 
         A group is empty where no child has finished for ``HEARTBEAT_S`` and the engine is at work.
 
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
+
+        ``alone``, ``canary``: see `EngineCall`.
 
         Raises:
             GeneratorRefused: the engine refuses a request of the call, or has another model than the call names.
@@ -179,14 +148,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
         template, started = self._sampling_params(request), self._running
         try:
             with started.write_ahead.call(request, template) as ahead:
-                async with self._call(request) as call:
-                    expansions = self._expansions(request, template)
-                    given_back = self._submit(call, request, expansions, ahead)
+                async with self._call(request, alone, canary) as call:
+                    unwritten = self._submit(call, request, template, ahead)
                     if ahead is not None:
                         ahead.give_up_rest()
-                    now = [child for expansion in expansions for child in expansion.full] + given_back
-                    if now:
-                        yield ChildGroup(tuple(now), self._headroom)
+                    if unwritten:
+                        yield ChildGroup(tuple(unwritten), self._headroom)
                     while call.pending:
                         finished = await call.wait(HEARTBEAT_S)
                         if not finished:
@@ -205,14 +172,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused)
                         if ahead is not None:
                             # Not before: starting requests takes time, and the children are needed now.
-                            ahead.wrote((child, _path(done.output)) for child, done in written)
+                            ahead.wrote((child, _path(done)) for child, done in written)
         except EngineCallError as error:
             if request.json_schema and isinstance(error, RequestRefused) and not isinstance(error, NeverFits):
                 raise SchemaRefused(str(error)) from error
             raise _as_search_error(error) from error
 
-    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
-        """Token-level beam search; see ``search.token_beam``.
+    async def token_beam(self, request: TokenBeamRequest, alone: bool = False) -> TokenBeamReply:
+        """Token-level beam search; see ``search.token_beam``, and `EngineCall` for ``alone``.
 
         Raises:
             GeneratorRefused: the engine refuses a request of the call.
@@ -220,7 +187,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         running = self._running
         try:
-            async with self._call(request) as call:
+            async with self._call(request, alone) as call:
                 steps = _NextTokens(call, request.settings)
                 try:
                     found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
@@ -247,8 +214,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """Generates one token."""
         prompt = ExpandItem((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
-        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.CANARY, deadline_s)
-        async for _ in self.expand(request):
+        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.DEMAND, deadline_s)
+        async for _ in self.expand(request, canary=True):
             pass
 
     @property
@@ -284,12 +251,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
         }
 
     @asynccontextmanager
-    async def _call(self, request: ExpandRequest | TokenBeamRequest) -> AsyncIterator[EngineCall[Any]]:
+    async def _call(
+        self, request: ExpandRequest | TokenBeamRequest, alone: bool, canary: bool = False
+    ) -> AsyncIterator[EngineCall[Any]]:
         """An open call on the engine."""
         running = self._running
         self._open_calls += 1
         try:
-            async with EngineCall[Any](running.engine, running.queue, request, self._discard) as call:
+            engine, queue = running.engine, running.queue
+            async with EngineCall[Any](engine, queue, request, self._discard, alone=alone, canary=canary) as call:
                 yield call
         finally:
             self._open_calls -= 1
@@ -313,68 +283,47 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return left + self._running.write_ahead.check_integrity()
 
     def _submit(
-        self,
-        call: EngineCall[_ChildRequest],
-        request: ExpandRequest,
-        expansions: Sequence[_Expansion],
-        ahead: SearchAhead | None,
+        self, call: EngineCall[Child], request: ExpandRequest, template: SamplingParams, ahead: SearchAhead | None
     ) -> list[Child]:
-        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the other
-        branches as children without steps."""
+        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the others:
+        without steps those that are given back, with an empty one those whose prefix already fills the context.
+
+        ``template``: parameters of all branches, but for seed and length.
+        """
+        running, clamp = self._running, self._running.clamp
         lengths = self._lengths[request.stop_condition]
-        shrinks = self._settings.clamp == "shrink" and self._running.clamp is not None
-
-        def queue(number: int, index: int, needed: bool) -> bool:
-            expansion = expansions[number]
-            branch = expansion.branches[index]
-            if ahead is not None:
-                begun = ahead.adopt(branch.parent, branch.child, expansion.token_ids, branch.params)
-                if begun is not None:
-                    call.take_over(branch._replace(ahead=True), begun)
-                    return True
-            growth = lengths.expected(branch.params.max_tokens or 1)
-            return call.submit(
-                branch,
-                expansion.token_ids,
-                branch.params,
-                prefix=expansion.prefix,
-                growth=growth,
+        shrinks = self._settings.clamp == "shrink" and clamp is not None
+        full = [item for item in request.expansions if len(item.prefix) >= running.context]
+        items = [item for item in request.expansions if len(item.prefix) < running.context]
+        prefixes = [clamp.prefix(item.prefix, request.cache_salt) if clamp else None for item in items]
+        asked = [len(item.branches) for item in items]
+        least = [item.least for item in items] if shrinks else asked
+        given_back: list[Child] = []
+        short_of_memory: set[int] = set()
+        for number, index in grant_order(asked, least):
+            item, branch = items[number], items[number].branches[index]
+            params = copy(template)
+            params.max_tokens = min(branch.max_tokens, running.context - len(item.prefix))
+            if request.sampling.temperature > 0:
+                params.seed = branch.seed
+            child = Child(item.parent, branch.index, (), 0)
+            begun = ahead.adopt(item.parent, branch.index, item.prefix, params) if ahead else None
+            if begun is not None:
+                call.take_over(child._replace(ahead=True), begun)
+            elif number in short_of_memory or not call.submit(
+                child,
+                item.prefix,
+                params,
+                prefix=prefixes[number],
+                growth=lengths.expected(params.max_tokens),
                 reserve=shrinks,
-                optional=not needed,
-            )
-
-        asked = [len(expansion.branches) for expansion in expansions]
-        least = [item.least for item in request.expansions] if shrinks else asked
-        queued = grant(asked, least, queue)
-        given_back = [
-            Child(branch.parent, branch.child, (), 0)
-            for expansion, count in zip(expansions, queued, strict=True)
-            for branch in expansion.branches[count:]
-        ]
+                optional=index >= least[number],
+            ):
+                short_of_memory.add(number)
+                given_back.append(child)
         self._given_back += len(given_back)
-        return given_back
-
-    def _expansions(self, request: ExpandRequest, template: SamplingParams) -> list[_Expansion]:
-        """The requests of a call, one item per node. ``template``: parameters of all, but for seed and length."""
-        running = self._running
-        expansions: list[_Expansion] = []
-        for parent, token_ids, branches, _ in request.expansions:
-            prefix = running.clamp.prefix(token_ids, request.cache_salt) if running.clamp else None
-            tokens_left = running.context - len(token_ids)
-            if tokens_left <= 0:
-                step = running.splitter.step((), cut_off=True)
-                full = tuple(Child(parent, branch.index, (step,), 0) for branch in branches)
-                expansions.append(_Expansion(full, prefix, token_ids, ()))
-                continue
-            children: list[_ChildRequest] = []
-            for branch in branches:
-                params = copy(template)
-                params.max_tokens = min(branch.max_tokens, tokens_left)
-                if request.sampling.temperature > 0:
-                    params.seed = branch.seed
-                children.append(_ChildRequest(parent, branch.index, params, _Written()))
-            expansions.append(_Expansion((), prefix, token_ids, children))
-        return expansions
+        step = running.splitter.step((), cut_off=True)
+        return [Child(item.parent, branch.index, (step,), 0) for item in full for branch in item.branches] + given_back
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
         stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
@@ -394,65 +343,58 @@ class GenerationEngine(EngineLifecycle[_Running]):
             logprobs=0 if request.logprobs else None,
             structured_outputs=schema,
         )
-        params.skip_clone = True  # `_expansions` copies them for every branch
+        params.skip_clone = True  # `_submit` copies them for every branch
         return params
 
-    def _child(
-        self, call: EngineCall[_ChildRequest], request: ExpandRequest, done: Finished[_ChildRequest]
-    ) -> Child | None:
-        """The child of a finished request; None where another request continues it, since no step is written yet."""
-        output, child_request = done.output, done.label
-        child_request = child_request._replace(waited=child_request.waited or done.waited)
-        assert isinstance(output, RequestOutput)
-        completion = output.outputs[0]
+    def _child(self, call: EngineCall[Child], request: ExpandRequest, done: EngineRequest) -> Child | None:
+        """The child of a finished request; None where another request continues it, since no step is written yet. Its
+        label is the child so far: without steps, or with the blank step that it continues."""
+        child: Child = done.label
+        completion = done.output.outputs[0]
+        token_ids, logprobs = tuple(completion.token_ids), None
+        if completion.logprobs is not None:
+            logprobs = tuple(row[token].logprob for token, row in zip(token_ids, completion.logprobs, strict=True))
+        if child.steps:
+            [blank] = child.steps
+            token_ids = (*blank.token_ids, *token_ids)
+            logprobs = logprobs and (*(blank.token_logprobs or ()), *logprobs)
+        else:  # Later requests do not count: this replica wrote what they find in its cache.
+            child = child._replace(cached_tokens=done.output.num_cached_tokens or 0)
+        child = child._replace(waited=child.waited or done.waited)
         cut_off = completion.finish_reason != "stop"
-        written = _joined(child_request.earlier, output)
         splitter = self._running.splitter
         if request.stop_condition is StopCondition.SOLUTION:
-            steps = splitter.split(output.prompt_token_ids or (), written.token_ids, cut_off, written.logprobs)
-        else:
-            step = splitter.step(written.token_ids, cut_off, written.logprobs)
-            if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
-                left = child_request.params.max_tokens - len(completion.token_ids)
-                if left > 0:
-                    self._continue(call, output, child_request._replace(earlier=written), left)
-                    return None
-                step = step._replace(end=StepEnd.LENGTH)
-            steps = (step,)
-        return Child(
-            child_request.parent,
-            child_request.child,
-            steps,
-            written.cached_tokens,
-            child_request.waited,
-            child_request.ahead,
-        )
+            return child._replace(steps=splitter.split(done.token_ids, token_ids, cut_off, logprobs))
+        step = splitter.step(token_ids, cut_off, logprobs)
+        if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
+            left = done.params.max_tokens - len(completion.token_ids)
+            if left > 0:
+                self._continue(call, child._replace(steps=(step,)), done, left)
+                return None
+            step = step._replace(end=StepEnd.LENGTH)
+        return child._replace(steps=(step,))
 
-    def _continue(
-        self, call: EngineCall[_ChildRequest], output: RequestOutput, child_request: _ChildRequest, left: int
-    ) -> None:
+    def _continue(self, call: EngineCall[Child], child: Child, done: EngineRequest, left: int) -> None:
         """Submits a request for the rest of a child, at most ``left`` tokens. Each request writes at least one token,
         so this ends."""
-        params = copy(child_request.params)
+        params = copy(done.params)
         params.max_tokens = left
         if params.seed is not None:
             # A new seed: the one of the earlier tokens would draw the same random numbers again.
-            params.seed = branch_seed(params.seed, (), len(child_request.earlier.token_ids))
-        prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
+            params.seed = branch_seed(params.seed, (), len(child.steps[0].token_ids))
         growth = self._lengths[StopCondition.STEP].expected(left)
-        call.submit(child_request._replace(params=params), prefix, params, growth=growth)
+        call.submit(child, _path(done), params, growth=growth)
 
-    def _record(self, finished: Sequence[Finished[_ChildRequest]], stop_condition: StopCondition) -> None:
+    def _record(self, finished: Sequence[EngineRequest], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size
-        for child_request, output, *_ in finished:
-            assert isinstance(output, RequestOutput)
-            written = len(output.outputs[0].token_ids)
+        for done in finished:
+            written = len(done.output.outputs[0].token_ids)
             self._written_tokens += written
             self._lengths[stop_condition].add(written)
-            if child_request.parent:
+            if done.label.parent:
                 # Only whole blocks are cached, and the engine computes a prompt's last token in any case.
-                whole = (len(output.prompt_token_ids or ()) - 1) // block_size * block_size
-                self._recomputed_tokens += max(0, whole - (output.num_cached_tokens or 0))
+                whole = (len(done.token_ids) - 1) // block_size * block_size
+                self._recomputed_tokens += max(0, whole - (done.output.num_cached_tokens or 0))
 
     def _discard(self, output: Output) -> None:
         assert isinstance(output, RequestOutput)
@@ -520,27 +462,15 @@ class _NextTokens:
                     future.exception()  # marks it as retrieved: the waiter may be gone
 
 
-def _path(output: Output) -> tuple[int, ...]:
+def _path(done: EngineRequest) -> tuple[int, ...]:
     """The token ids of a finished request: its prompt's, and those it wrote."""
-    assert isinstance(output, RequestOutput)
-    return (*(output.prompt_token_ids or ()), *output.outputs[0].token_ids)
+    return (*done.token_ids, *done.output.outputs[0].token_ids)
 
 
 def _as_search_error(error: EngineCallError) -> GeneratorError:
     if isinstance(error, NeverFits):
         return PathTooLarge(f"{error}; generator.kv_cache_memory_bytes sets their number")
     return GeneratorRefused(str(error)) if isinstance(error, RequestRefused) else GeneratorError(str(error))
-
-
-def _joined(earlier: _Written, output: RequestOutput) -> _Written:
-    """The output of one more request joined to the earlier output."""
-    completion = output.outputs[0]
-    logprobs = None
-    if completion.logprobs is not None:
-        rows = zip(completion.token_ids, completion.logprobs, strict=True)
-        logprobs = (*(earlier.logprobs or ()), *(row[token].logprob for token, row in rows))
-    cached = earlier.cached_tokens if earlier.token_ids else output.num_cached_tokens or 0
-    return _Written((*earlier.token_ids, *completion.token_ids), logprobs, cached)
 
 
 def _eos_ids(engine: AsyncLLM, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -43,7 +43,7 @@ class RequestError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class EngineRequest:
-    """The record of one request, from its arrival to its end."""
+    """The record of one request, from the call that makes it to the call that takes its output."""
 
     search_id: str
     label: Any
@@ -78,7 +78,7 @@ class EngineRequest:
     collector: Any = None
     """vLLM's ``RequestOutputCollector``, once the engine has it."""
     output: Any = None
-    """The engine's output, or the exception with which it failed."""
+    """The engine's output, partial if it was aborted, or the exception with which it failed."""
     ending: Ending | None = None
     on_discard: Callable[[Any], None] = lambda output: None
     """Called with the output if nobody takes it, partial or complete; see ``discard``."""
@@ -86,6 +86,8 @@ class EngineRequest:
     """Whether it was written ahead and no call has asked for it yet."""
     alone: object | None = None
     """The call that it belongs to, if that call has the engine alone; see `RequestQueue.enter_alone`."""
+    canary: bool = False
+    """Whether it is a health check's. It goes before all others: how long it takes is how well the engine works."""
 
     @classmethod
     def written_ahead(
@@ -109,17 +111,18 @@ class EngineRequest:
     def discard(self, output: Any) -> None:
         """Reports an output that nobody takes; None and exceptions are none."""
         if output is not None and not isinstance(output, Exception):
+            self.output = output
             self.on_discard(output)
 
     @property
     def owner(self) -> str | None:
         """Whose it is: the searches of one API key share a salt. None for a canary."""
-        return None if self.lane is Lane.CANARY else self.cache_salt
+        return None if self.canary else self.cache_salt
 
     @property
     def may_run_beside(self) -> bool:
         """Whether it may run beside a call that has the engine alone."""
-        return self.lane is Lane.CANARY or self.alone is not None
+        return self.canary or self.alone is not None
 
 
 @dataclass(eq=False)
@@ -370,7 +373,7 @@ class RequestQueue:
         """The next request while a call has its turn: its own, once those of others have ended."""
         while self._give_up_newest():
             pass
-        if other is not None and (other.hold is not None or other.lane is Lane.CANARY):
+        if other is not None and (other.hold is not None or other.canary):
             return other  # memory that was promised on arrival is free again only when the request has run
         return None if self._running > self._beside else next(iter(self._alone.values())).first
 

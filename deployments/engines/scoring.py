@@ -30,7 +30,7 @@ from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import ScoredPathTooLarge, ScorerError, ScorerRefused
-from search.ports import Lane, ScoreItem, ScoreRequest
+from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, ScoringCost, check_rewards
 
 SAMPLE_QUESTION = "Start with 12. Add 30. What is the result?"
@@ -135,8 +135,9 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         counters.on_step = queue.stepped
         return StartedScorer(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
 
-    async def score(self, request: ScoreRequest) -> RewardRows:
-        """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
+    async def score(self, request: ScoreRequest, alone: bool = False) -> RewardRows:
+        """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``, and
+        `EngineCall` for ``alone``.
 
         Raises:
             ScorerRefused: an item is malformed.
@@ -161,7 +162,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         if missing:
             with self._backlog.call(), _search_errors():
                 async with aclosing(self._encoded(request.question, list(missing.values()))) as batches:
-                    scored = await self._score(request, batches)
+                    scored = await self._score(request, batches, alone=alone)
             self._remember({key: reward for key, reward in scored.rewards.items() if key not in scored.partial})
             known |= scored.rewards
             self._recomputed_tokens += scored.cost.recomputed_tokens
@@ -193,13 +194,13 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
 
         Raises EngineStartError when they cannot be scored.
         """
-        request = ScoreRequest("start", SAMPLE_QUESTION, (), SAMPLE_S, lane=Lane.CANARY)
+        request = ScoreRequest("start", SAMPLE_QUESTION, (), SAMPLE_S)
         steps = (SAMPLE_RIGHT, SAMPLE_WRONG)
         try:
             for step in steps:
                 self._running.family.prompt_ids(SAMPLE_QUESTION, (step,))
             queries = [KeyedQuery((step.encode(),), self._quick_query(SAMPLE_QUESTION, step)) for step in steps]
-            scored = await ScoringEngine._score(self, request, _one_batch(*queries))
+            scored = await ScoringEngine._score(self, request, _one_batch(*queries), canary=True)
         except (ScorerRefused, NeverFits):  # not by the encoding, which was tried
             return None
         except (EngineCallError, ValueError) as error:
@@ -210,10 +211,10 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
-        request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
+        request = ScoreRequest(name, "canary", (), deadline_s)
         with _search_errors():
             query = KeyedQuery((name.encode(),), self._quick_query("canary", name))
-            await ScoringEngine._score(self, request, _one_batch(query))
+            await ScoringEngine._score(self, request, _one_batch(query), canary=True)
 
     def _quick_query(self, question: str, step: str) -> Query:
         """The query of a path of one step that takes least time."""
@@ -246,12 +247,15 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+    async def _score(
+        self, request: ScoreRequest, batches: Batches, *, alone: bool = False, canary: bool = False
+    ) -> Scored:
         """Scores the queries on the engine. Raises EngineCallError or ValueError, and the errors of ``batches``."""
         running = self._running
         rewards: dict[PathKey, float] = {}
         prompt_tokens = cached_tokens = recomputed_tokens = 0
-        async with EngineCall[KeyedQuery](running.engine, running.queue, request) as call:
+        engine, queue = running.engine, running.queue
+        async with EngineCall[KeyedQuery](engine, queue, request, alone=alone, canary=canary) as call:
             batch: Sequence[KeyedQuery] | None = ()
             while batch is not None or call.pending:
                 if batch is not None and call.pending <= self.max_open:

@@ -14,7 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from vllm import RequestOutput, SamplingParams
 
-from deployments.engines.engine_calls import EngineCall, Finished, Output
+from deployments.engines.engine_calls import EngineCall, Output
+from deployments.engines.request_queue import EngineRequest
 from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.generative import SPARE_TOKENS, Generative, VerifierSettings
 from deployments.engines.scoring import Batches, KeyedQuery, PathKey, Scored, ScoringEngine, StartedScorer
@@ -51,9 +52,12 @@ class VerificationEngine(ScoringEngine):
         """Those of a scoring engine, and the number of critiques that were written, and of those that were cut off."""
         return {**super().stats(), "critiques": self._critiques, "cut_critiques": self._cut_critiques}
 
-    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+    async def _score(
+        self, request: ScoreRequest, batches: Batches, *, alone: bool = False, canary: bool = False
+    ) -> Scored:
         running = self._running
-        async with EngineCall[_Sample](running.engine, running.queue, request) as call:
+        engine, queue = running.engine, running.queue
+        async with EngineCall[_Sample](engine, queue, request, alone=alone, canary=canary) as call:
             verification = _Verification(self._settings, running, self._lengths, call, request.cache_salt)
             try:
                 await verification.run(batches, self.max_open, request.deadline_s)
@@ -167,17 +171,18 @@ class _Verification:
             self._take(done)
         aborted = await self._call.cut(lambda sample: sample.verdict is None)
         without = {cut.label.key for cut in aborted} - self._asked
-        for sample, output, place in aborted:
+        for cut in aborted:
+            sample, output = cut.label, cut.output
             self.partial.add(sample.key)
             if output is not None and output.outputs[0].token_ids:  # the engine had begun with it
                 self._count(sample, output)
                 if sample.key in without:
-                    self._ask(sample, output.outputs[0].text, place=place)
-        for sample, _, place in aborted:
-            if sample.key not in self._asked:
-                self._ask(sample, "", place=place)
+                    self._ask(sample, output.outputs[0].text, place=cut.place)
+        for cut in aborted:
+            if cut.label.key not in self._asked:
+                self._ask(cut.label, "", place=cut.place)
 
-    def _take(self, done: Finished[_Sample]) -> None:
+    def _take(self, done: EngineRequest) -> None:
         sample, output = done.label, done.output
         self._count(sample, output)
         if sample.verdict is not None:

@@ -24,18 +24,19 @@ class RoutedCall(NamedTuple):
 
     search_id: str
     avoid: tuple[str, ...] = ()
-    """Actor ids of replicas to avoid; see `search.ports.ExpandRequest`."""
+    """Actor ids of replicas to avoid; see `deployments.calls.envelope`."""
     alone: bool = False
-    """Likewise."""
+    """Whether the call has its engine alone."""
 
 
 def asked(call: PendingRequest | None) -> RoutedCall | None:
     """The search of a call; None for a call without one, such as a canary."""
-    request = call.args[0] if call is not None and call.args else None
+    args: list[Any] = [] if call is None else call.args
+    request, envelope, *_ = (*args, None, None)
     search_id = getattr(request, "search_id", None)
     if not isinstance(search_id, str):
         return None
-    return RoutedCall(search_id, getattr(request, "avoid", ()), getattr(request, "alone", False))
+    return RoutedCall(search_id, getattr(envelope, "avoid", ()), getattr(envelope, "alone", False))
 
 
 class CallMatching:

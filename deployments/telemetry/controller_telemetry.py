@@ -70,10 +70,6 @@ class ControllerTelemetry:
         self.metrics.read(ControllerFigures(self.metrics, places, delay, answers).read)
         self._publishing = publish(self.metrics)
 
-    def retried(self, call: str) -> None:
-        """Counts a retried call."""
-        self.metrics.add(catalog.RETRIES, 1, call)
-
     def found_harmful(self) -> None:
         """Counts a request that ended two engines."""
         self.metrics.add(catalog.HARMFUL, 1)

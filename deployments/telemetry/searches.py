@@ -48,7 +48,7 @@ class SearchRecord:
 
 
 class SearchTelemetry:
-    """Records every search, reported by the service (`observed`), and its calls, reported by the ports."""
+    """Records every search, reported by the service (`observed`), and its calls, reported by `deployments.calls`."""
 
     def __init__(self, metrics: Metrics, traces: Traces | None = None, log: SearchLog | None = None) -> None:
         self.metrics = metrics

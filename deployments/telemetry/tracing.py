@@ -2,8 +2,8 @@
 
 search
 └── round            what the strategy decided at one time
-    ├── expand       a call to the generator
-    └── score        a call to the process reward model, in the round that is current when it begins
+    ├── expand       an attempt of a call to the generator
+    └── score        an attempt of a call to the process reward model, in the round that is current when it begins
 """
 
 from collections.abc import Iterator

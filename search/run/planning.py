@@ -1,7 +1,6 @@
-"""Turns a strategy's expansions into batches of branches for the generator, within all limits."""
+"""Turns a strategy's expansions into the branches of generator calls, within all limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from search.budget import NOTHING, BudgetMeter, Cost
@@ -12,59 +11,57 @@ from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.tools.turns import Turns
-from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
+from search.tree import ExpansionRequest, Node, NodeStatus, SearchTree
 
 Granted = list[tuple[Expansion, list[Cost]]]
 """Expansions with a reservation for each of their branches that the budget granted."""
 
 
-@dataclass
-class Batch:
-    """The branches of one generator call that have not arrived. Each is a pending node of the tree, whose ``request``
-    says what was requested and reserved in the budget."""
+Branches = list[Node]
+"""The branches of one generator call, in the order of their requests: pending nodes of the tree, whose ``request`` says
+what was requested and reserved in the budget. They are alike in ``request.whole`` and in ``is_lookahead``."""
 
-    stop_condition: StopCondition
-    lookahead: bool = False
-    """Whether its children are lookaheads, which are written greedily."""
-    pending: dict[NodeId, Node] = field(default_factory=dict)
-    """In the order of the requests."""
-    optional: set[NodeId] = field(default_factory=set)
-    """Children that the replica may give back, in the first group it streams."""
 
-    async def items(self, prompt: tuple[int, ...], seed: int) -> tuple[ExpandItem, ...]:
-        """The items of an `ExpandRequest` for all pending branches."""
-        groups: list[list[Node]] = []
-        for node in self.pending.values():
-            last = groups[-1][-1] if groups else None
-            # In an item, required branches come before optional ones.
-            fits = last is not None and (node.id in self.optional or last.id not in self.optional)
-            if last is None or last.parent is not node.parent or not fits:
-                groups.append([])
-            groups[-1].append(node)
-        items, turns = [], Turns()
-        for nodes in groups:
-            items.append(self._item(nodes, prompt, seed))
-            await turns.pass_on()
-        return tuple(items)
-
-    def _item(self, nodes: Sequence[Node], prompt: tuple[int, ...], seed: int) -> ExpandItem:
-        parent = nodes[0].parent
-        assert parent is not None
-        branches = tuple(
-            Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), reserved(node).tokens) for node in nodes
-        )
-        least = sum(node.id not in self.optional for node in nodes)
-        return ExpandItem(parent.id, (*prompt, *parent.token_ids), branches, least)
+def requested(node: Node) -> ExpansionRequest:
+    """The generator request of a branch."""
+    assert node.request is not None
+    return node.request
 
 
 def reserved(node: Node) -> Cost:
     """The budget reservation of a pending node."""
-    assert node.request is not None
-    return Cost(node.request.tokens, node.request.nodes)
+    request = requested(node)
+    return Cost(request.tokens, request.nodes)
+
+
+async def expand_items(branches: Branches, prompt: tuple[int, ...], seed: int) -> tuple[ExpandItem, ...]:
+    """The items of an `ExpandRequest`. In an item, required branches come before optional ones."""
+    groups: list[Branches] = []
+    for node in branches:
+        last = groups[-1][-1] if groups else None
+        fits = last is not None and (requested(node).optional or not requested(last).optional)
+        if last is None or last.parent is not node.parent or not fits:
+            groups.append([])
+        groups[-1].append(node)
+    items, turns = [], Turns()
+    for nodes in groups:
+        items.append(_item(nodes, prompt, seed))
+        await turns.pass_on()
+    return tuple(items)
+
+
+def _item(nodes: Branches, prompt: tuple[int, ...], seed: int) -> ExpandItem:
+    parent = nodes[0].parent
+    assert parent is not None
+    branches = tuple(
+        Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), requested(node).tokens) for node in nodes
+    )
+    least = sum(not requested(node).optional for node in nodes)
+    return ExpandItem(parent.id, (*prompt, *parent.token_ids), branches, least)
 
 
 class Planner:
-    """Turns expansions into batches and enters their children into the tree.
+    """Turns expansions into the branches of generator calls, and enters them into the tree.
 
     Until the strategy has a finished path to answer with, it keeps what one path still needs of the budget. When the
     rest is too small for another step, it finishes the best path with what it kept, by a lookahead to the end of the
@@ -87,9 +84,9 @@ class Planner:
         self._needs = PathNeeds(tree, limits, settings.max_step_tokens)
         self._meter = meter
 
-    async def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
-        """Batches for as many branches of ``expansions`` as the budget grants, in order, or for one branch that
-        finishes a path. One batch per stop condition and kind (lookahead or not), so normally one.
+    async def plan(self, expansions: Sequence[Expansion]) -> list[Branches]:
+        """The calls for as many branches of ``expansions`` as the budget grants, in order, or for one branch that
+        finishes a path. One call per stop condition and kind (lookahead or not), so normally one.
 
         Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
         """
@@ -101,20 +98,20 @@ class Planner:
             granted = await self._with_little_left(expansions, granted)
         if granted:
             self._tree.settle()
-        batches: dict[tuple[StopCondition, bool], Batch] = {}
+        calls: dict[tuple[StopCondition, bool], Branches] = {}
         for expansion, costs in granted:
             kind = self._stop_condition(expansion), expansion.lookahead
-            await self._enter(batches.setdefault(kind, Batch(*kind)), expansion, costs, turns)
-        return [batch for batch in batches.values() if batch.pending]
+            calls.setdefault(kind, []).extend(await self._entered(expansion, costs, turns))
+        return [branches for branches in calls.values() if branches]
 
-    def resume(self) -> tuple[list[Batch], Cost]:
+    def resume(self) -> tuple[list[Branches], Cost]:
         """Resumes a tree that has grown already: charges the budget for its steps and reserves for its pending nodes.
 
-        Returns the batches to request again, and the cost charged. The caller scores written, unscored steps."""
+        Returns the calls to make again, and the cost charged. The caller scores written, unscored steps."""
         steps = [step for node in self._tree.nodes if (step := node.written_step)]
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.charge(written)
-        batches: dict[tuple[StopCondition, bool], Batch] = {}
+        calls: dict[tuple[bool, bool], Branches] = {}
         take_up(self._tree)
         pending = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
         by_parent: dict[Node, list[Node]] = {}
@@ -122,12 +119,11 @@ class Planner:
             if node.parent is not None and node.request is not None:
                 by_parent.setdefault(node.parent, []).append(node)
         for node in chain.from_iterable(by_parent.values()):
-            assert node.request is not None
-            self._meter.reserve_again(reserved(node))
-            kind = StopCondition.SOLUTION if node.request.whole else StopCondition.STEP, node.is_lookahead
             # A replica may have granted these branches already, so none of them is optional.
-            batches.setdefault(kind, Batch(*kind)).pending[node.id] = node
-        return list(batches.values()), written
+            node.request = requested(node)._replace(optional=False)
+            self._meter.reserve_again(reserved(node))
+            calls.setdefault((node.request.whole, node.is_lookahead), []).append(node)
+        return list(calls.values()), written
 
     def _granted(self, expansions: Sequence[Expansion], keep: bool = True) -> Granted:
         """Reserves for as many branches as the budget allows; if ``keep``, beside what their paths need afterwards. A
@@ -188,23 +184,23 @@ class Planner:
     def _stop_condition(self, expansion: Expansion) -> StopCondition:
         return expansion.stop_condition or self._settings.strategy.stop_condition
 
-    async def _enter(self, batch: Batch, expansion: Expansion, costs: Sequence[Cost], turns: Turns | None) -> None:
-        parent = expansion.node
-        nodes: list[Node] = []
-        for cost in costs:
+    async def _entered(self, expansion: Expansion, costs: Sequence[Cost], turns: Turns | None) -> Branches:
+        """The branches of an expansion, entered into the tree."""
+        parent, replays = expansion.node, self._tree.replays
+        whole = self._stop_condition(expansion) is StopCondition.SOLUTION
+        least = len(costs) if expansion.lookahead or replays is not None else max(1, expansion.least)
+        nodes: Branches = []
+        for number, cost in enumerate(costs):
             # Every node below a lookahead is one too, so its children take ordinary indices.
-            [node] = self._tree.request(parent, 1, batch.lookahead and not parent.is_lookahead)
-            node.request = ExpansionRequest(batch.stop_condition is StopCondition.SOLUTION, cost.tokens, cost.nodes)
+            [node] = self._tree.request(parent, 1, expansion.lookahead and not parent.is_lookahead)
+            node.request = ExpansionRequest(whole, cost.tokens, cost.nodes, optional=number >= least)
             nodes.append(node)
             if turns is not None:
                 await turns.pass_on()
-        if self._tree.replays is None:
-            least = len(nodes) if batch.lookahead else max(1, expansion.least)
-            batch.optional.update(node.id for node in nodes[least:])
-        else:
-            given_back = [node for node in nodes if node.id in self._tree.replays]
-            nodes = [node for node in nodes if node.id not in self._tree.replays]
-            for node in given_back:
-                self._meter.settle(reserved(node), NOTHING)
-            self._tree.give_back(given_back)
-        batch.pending.update((node.id, node) for node in nodes)
+        if replays is None:
+            return nodes
+        given_back = [node for node in nodes if node.id in replays]
+        for node in given_back:
+            self._meter.settle(reserved(node), NOTHING)
+        self._tree.give_back(given_back)
+        return [node for node in nodes if node.id not in replays]

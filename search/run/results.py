@@ -2,31 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
 from search.answers.thoughts import open_thought
 from search.budget import NOTHING, BudgetMeter, Cost
-from search.ports import Child, Headroom, StopCondition
+from search.ports import Child, Headroom
 from search.run.path_limits import PathLimits
-from search.run.planning import Batch, reserved
+from search.run.planning import requested, reserved
 from search.run.report import SearchCost
 from search.tree import HookEffect, Node, NodeStatus, SearchTree, Step, StepEnd
 
 _BEHIND_THOUGHT = ".\n"
 """A text that is no thought and has no answer, for what is read behind it: not as the beginning of a text."""
-
-
-class Received(NamedTuple):
-    """The nodes created from one arrived child, first step first; none if the child was pruned or failed meanwhile.
-
-    A node in neither list has the text of a sibling that is being scored, and gets its reward with that sibling.
-    """
-
-    unscored: list[Node]
-    """Nodes with a new text. They are the last ones of the child: every step after a new text is new."""
-    complete: list[Node]
-    """Nodes with the text of a scored sibling, whose reward they take."""
 
 
 class Results:
@@ -46,20 +33,25 @@ class Results:
             share = round(headroom.free_blocks / headroom.total_blocks, 4)
             self._cost.least_headroom = min(self._cost.least_headroom, share)
 
-    def receive(self, child: Child, batch: Batch) -> Received | None:
+    def receive(self, child: Child) -> list[Node] | None:
         """Settles the budget of ``child``'s branch and writes its steps into the tree, or removes its node if it was
         given back.
 
-        None if ``batch`` does not wait for this child: it came before, was never requested, or was given back although
-        it is not optional.
+        Returns its nodes, first step first; none if the branch was given back, pruned or failed meanwhile. None if the
+        tree does not wait for this child: it came before, was never requested, or was given back although it is not
+        optional.
         """
-        node = batch.pending.get((*child.parent, child.index))
-        if node is None or not (child.steps or node.id in batch.optional):
+        node_id = *child.parent, child.index
+        if node_id not in self._tree:
             return None
-        del batch.pending[node.id]
+        node = self._tree[node_id]
+        came = node.step is not None or node.cached_tokens is not None
+        if came or not (child.steps or requested(node).optional):
+            return None
+        node.cached_tokens = child.cached_tokens  # Says that it has arrived, even if it was pruned or failed meanwhile.
         if not child.steps:
             self._give_back(node)
-            return Received([], [])
+            return []
         reservation = reserved(node)
         # The path ends at its first answer, and `joined` adds the text after it to that step.
         answer = self._answer_at(self._tree[child.parent], child.steps)
@@ -67,7 +59,7 @@ class Results:
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
-        return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION, child.cached_tokens)
+        return self._write(node, steps)
 
     def hooked(self, node: Node, effect: HookEffect) -> bool:
         """Enters what the step hook did with a written step. Returns whether the step is to be scored now: it is not if
@@ -103,23 +95,18 @@ class Results:
         if node.status is NodeStatus.PENDING:
             self._tree.give_back([node])
 
-    def _write(self, node: Node, steps: Sequence[Step], whole: bool, cached_tokens: int) -> Received:
-        received = Received([], [])
+    def _write(self, node: Node, steps: Sequence[Step]) -> list[Node]:
+        whole, nodes = requested(node).whole, []
         for number, step in enumerate(steps, start=1):
             above = node if number > 1 else node.parent
             assert above is not None
             ends = number == len(steps) and (whole or self._ends(above, step))
             if number > 1:
                 node = self._tree.extend(node, step, ends)
-            elif self._tree.write(node, step, ends):
-                node.cached_tokens = cached_tokens
-            else:
-                return received
-            if node.first.status is not NodeStatus.WRITTEN:
-                received.complete.append(node)
-            elif not (node.repeats or node.repeated_by):
-                received.unscored.append(node)
-        return received
+            elif not self._tree.write(node, step, ends):
+                return []
+            nodes.append(node)
+        return nodes
 
     def _ends(self, above: Node, step: Step) -> bool:
         """Whether the path ends with ``step``, which was written below ``above``."""

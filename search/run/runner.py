@@ -15,7 +15,7 @@ from search.answers.equivalence import WAIT_S
 from search.answers.json_answer import json_answer
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
-from search.errors import CallInterrupted, GeneratorError, LimitKind, PromptTooLong, SearchError
+from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     Ahead,
     ChildGroup,
@@ -29,7 +29,7 @@ from search.run.answer_selection import answering_paths, best_open_path, select_
 from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVUsage
 from search.run.path_limits import PathLimits
-from search.run.planning import Batch, Planner
+from search.run.planning import Branches, Planner, expand_items, requested
 from search.run.report import (
     EventSink,
     RoundStarted,
@@ -199,10 +199,8 @@ class _Search:
         self._unscored: list[Sequence[Node]] = []
         """Queue of steps to score; each chain is the new steps of one path."""
         self._scoring = False
-        self._hooked = 0
-        """Number of steps at the step hook."""
-        self._open: list[Batch] = []
-        """Batches whose generator call is in flight."""
+        self._awaited = 0
+        """Number of branches being written, and of steps at the step hook."""
         self._received = asyncio.Event()
         """Set when children arrive and when a generator call ends."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -288,11 +286,11 @@ class _Search:
                     return
                 if not self._tree.in_flight:
                     await turns.pass_on()
-                batches = await self._planner.plan(expansions)
-                if batches:
-                    await self._round_begins(batches)
-                for batch in batches:
-                    self._start(group, self._expand, group, batch, first_steps)
+                calls = await self._planner.plan(expansions)
+                if calls:
+                    await self._round_begins(calls)
+                for branches in calls:
+                    self._start(group, self._expand, group, branches, first_steps)
                 if not self._tasks:
                     self._reason = self._exhausted(expansions)
                     return
@@ -328,78 +326,66 @@ class _Search:
 
     async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Requests unwritten branches again and scores unscored steps of a tree that was grown before."""
-        batches, written = self._planner.resume()
+        calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
-        await self._round_begins(batches)
-        for batch in batches:
-            self._start(group, self._expand, group, batch, False)
+        await self._round_begins(calls)
+        for branches in calls:
+            self._start(group, self._expand, group, branches, False)
         self._pass_on(group, unscored_chains(self._tree))
 
-    async def _round_begins(self, batches: Sequence[Batch]) -> None:
+    async def _round_begins(self, calls: Sequence[Branches]) -> None:
         if self._kv_usage is not None:
             await self._kv_usage.round_begins()
-        if batches:
+        if calls:
             self._rounds += 1
-            self._emit(RoundStarted(self._rounds, sum(len(batch.pending) for batch in batches)))
+            self._emit(RoundStarted(self._rounds, sum(map(len, calls))))
 
-    async def _expand(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
-        """Has the generator write a batch; its children are scored as they arrive."""
-        self._open.append(batch)
+    async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
+        """Has the generator write branches; they are scored as they arrive."""
+        missing = len(branches)
+        self._awaited += missing
         self._cost.expand_calls += 1
         try:
-            await self._write(group, batch, first_steps)
+            request = await self._expand_request(branches, first_steps)
+            async with _closing(self._generator.expand(request)) as stream:
+                async for arrived in stream:
+                    missing -= await self._take(group, arrived)
+                    if not missing:
+                        self._leave_to_end()
+            if missing:
+                raise GeneratorError(f"the generator ended with {missing} branches unwritten")
         except GeneratorError as error:
-            if batch.pending:
+            if missing:
                 # The missing children stay pending until the search ends. Otherwise a strategy would take the round
                 # for complete and prune by it, which a search that resumes this tree could not undo.
                 self._generator_error = error
         finally:
             # Missing children will not arrive: a scorer call that waits for them starts now.
-            self._open.remove(batch)
+            self._awaited -= missing
             self._received.set()
 
-    async def _write(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
-        """Calls the generator; after an interrupted call, calls it again for the missing branches.
-
-        Raises:
-            GeneratorError: some branches could not be written.
-        """
-        request = await self._expand_request(batch, first_steps)
-        while True:
-            try:
-                async with _closing(self._generator.expand(request)) as stream:
-                    async for arrived in stream:
-                        await self._take(group, batch, arrived)
-                break
-            except CallInterrupted as interrupted:
-                if not batch.pending:
-                    return
-                missing = await self._expand_request(batch, first_steps)
-                request = missing._replace(attempt=request.attempt + 1, avoid=interrupted.avoid)
-        if batch.pending:
-            raise GeneratorError(f"the generator ended with {len(batch.pending)} branches unwritten")
-
-    async def _take(self, group: asyncio.TaskGroup, batch: Batch, arrived: ChildGroup) -> None:
-        """Enters arrived children into the tree and queues their steps for scoring."""
+    async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup) -> int:
+        """Enters arrived children into the tree and queues their steps for scoring. Returns the number of branches that
+        the tree waited for."""
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
         unscored: list[Sequence[Node]] = []
-        turns = Turns()
+        taken, turns = 0, Turns()
         for child in arrived.children:
-            if received := self._results.receive(child, batch):
-                self._arrive(received.complete)
-                unscored += [received.unscored] if received.unscored else []
+            nodes = self._results.receive(child)
+            if nodes is not None:
+                taken += 1
+                self._awaited -= 1
+            if nodes:
+                # A node that represents no text of its own gets its reward with the sibling that does.
+                being_scored = [node for node in nodes if node.first.status is NodeStatus.WRITTEN]
+                self._arrive([node for node in nodes if node.first.status is not NodeStatus.WRITTEN])
+                new = [node for node in being_scored if not (node.repeats or node.repeated_by)]
+                unscored += [new] if new else []
             await turns.pass_on()
-        batch.optional.clear()  # Only the first group may give branches back.
         self._pass_on(group, unscored)
-        if not batch.pending:
-            self._leave_to_end()
-
-    @property
-    def _awaited(self) -> int:
-        """The number of branches being written, and of steps at the step hook."""
-        return sum(len(batch.pending) for batch in self._open) + self._hooked
+        return taken
 
     def _pass_on(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
         """Queues chains for scoring; a step that the step hook has to see is queued when it has."""
@@ -410,7 +396,7 @@ class _Search:
         for chain in chains:
             seen = chain[:-1] if _awaits_hook(chain[-1]) else chain
             if seen is not chain:
-                self._hooked += 1
+                self._awaited += 1
                 self._start(group, self._call_hook, group, self._hook, chain[-1])
             self._cost.unhooked_steps += sum(node.request is None or node.request.whole for node in seen)
             ready += [seen] if seen else []
@@ -422,7 +408,7 @@ class _Search:
         try:
             effect = await hook.effect(self._question, tuple(path), step)
         finally:
-            self._hooked -= 1
+            self._awaited -= 1
         self._score(group, [[node]] if self._results.hooked(node, effect) else [])
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
@@ -498,33 +484,33 @@ class _Search:
         self._tasks.discard(task)
         self._changed.set()
 
-    async def _expand_request(self, batch: Batch, first_steps: bool) -> ExpandRequest:
+    async def _expand_request(self, branches: Branches, first_steps: bool) -> ExpandRequest:
         sampling = self._strategy.sampling
-        if batch.lookahead:
+        if branches[0].is_lookahead:  # They are written greedily.
             sampling = sampling._replace(temperature=0.0)
         return ExpandRequest(
             self._search_id,
-            await batch.items(self._limits.prompt, self._seed),
+            await expand_items(branches, self._limits.prompt, self._seed),
             sampling,
-            batch.stop_condition,
+            StopCondition.SOLUTION if requested(branches[0]).whole else StopCondition.STEP,
             Lane.of(first_steps, self._flex),
             self._deadline_s(),
             self._logprobs,
             self._cache_salt,
             self._model,
             json_schema=self._json_schema,
-            ahead=self._ahead(batch),
+            ahead=self._ahead(branches),
         )
 
-    def _ahead(self, batch: Batch) -> Ahead | None:
-        """What the generator has to know to write children of this batch ahead; None if none are to be expected."""
+    def _ahead(self, branches: Branches) -> Ahead | None:
+        """What the generator has to know to write children of these ahead; None if none are to be expected."""
         expected = self._strategy.expected_children
         if self._hook is not None:
             return None  # The hook may change a step that others would be written below.
-        if expected is None or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
+        if expected is None or branches[0].is_lookahead or requested(branches[0]).whole:
             return None
         limits, tree = self._limits, self._tree
-        parents = dict.fromkeys(node.parent for node in batch.pending.values() if node.parent is not None)
+        parents = dict.fromkeys(node.parent for node in branches if node.parent is not None)
         thoughts = tuple((parent.id, mark) for parent in parents if (mark := tree.thought_at(parent)))
         path = limits.longest, limits.max_depth
         return Ahead(self._seed, *expected, self._max_step_tokens, *path, tree.merges_siblings, thoughts)

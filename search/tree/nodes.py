@@ -60,6 +60,8 @@ class ExpansionRequest(NamedTuple):
     """Maximum number of tokens."""
     nodes: int
     """Maximum number of nodes that its steps may become."""
+    optional: bool = False
+    """Whether the generator may give it back."""
 
 
 class NodeStatus(StrEnum):

@@ -57,12 +57,14 @@ def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float
     return request._replace(expansions=(expansion._replace(branches=branches),))
 
 
-async def children(engine: GenerationEngine, request: ExpandRequest) -> list[Child]:
-    return [child async for group in engine.expand(request) for child in group.children]
+async def children(engine: GenerationEngine, request: ExpandRequest, alone: bool = False) -> list[Child]:
+    return [child async for group in engine.expand(request, alone) for child in group.children]
 
 
-async def token_ids(engine: GenerationEngine, request: ExpandRequest) -> dict[tuple[NodeId, int], tuple[int, ...]]:
-    return {(child.parent, child.index): child.steps[0].token_ids for child in await children(engine, request)}
+async def token_ids(
+    engine: GenerationEngine, request: ExpandRequest, alone: bool = False
+) -> dict[tuple[NodeId, int], tuple[int, ...]]:
+    return {(child.parent, child.index): child.steps[0].token_ids for child in await children(engine, request, alone)}
 
 
 async def test_200_seeded_requests_with_aborts_write_the_same_text_three_times(
@@ -244,10 +246,10 @@ async def test_calls_that_have_the_engine_alone_write_the_same_and_leave_it_to_t
             await asyncio.sleep(0)
 
     watching = asyncio.create_task(watch())
-    left = rambling(prompt(generation), "left")._replace(alone=True)
-    async with aclosing(generation.expand(left)) as groups, asyncio.TaskGroup() as group:
+    left = rambling(prompt(generation), "left")
+    async with aclosing(generation.expand(left, alone=True)) as groups, asyncio.TaskGroup() as group:
         tasks = {
-            name: group.create_task(token_ids(generation, request._replace(alone="alone" in name)))
+            name: group.create_task(token_ids(generation, request, alone="alone" in name))
             for name, request in asked.items()
         }
         async for _ in groups:
@@ -265,8 +267,8 @@ async def test_calls_that_have_the_engine_alone_write_the_same_and_leave_it_to_t
 async def test_a_caller_that_takes_nothing_has_the_engine_alone_until_its_deadline_only(
     generation: GenerationEngine,
 ) -> None:
-    sleeps = rambling(prompt(generation), "sleeps", deadline_s=0.5)._replace(alone=True)
-    async with aclosing(generation.expand(sleeps)) as groups:
+    sleeps = rambling(prompt(generation), "sleeps", deadline_s=0.5)
+    async with aclosing(generation.expand(sleeps, alone=True)) as groups:
         await anext(groups)
         assert len(await children(generation, wanted(prompt(generation), range(4)))) == 4
         with pytest.raises(GeneratorError):

@@ -8,6 +8,7 @@ from uuid import uuid4
 from ray import serve
 
 from deployments.calls.dismantle import replica_of
+from deployments.calls.envelope import Envelope
 from deployments.calls.pool import replicas_of
 from deployments.scaling.homes import PLACED
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
@@ -16,14 +17,14 @@ from tests.serve.application import Application, cached_by_prefix, new_prefix, u
 LONG = 200
 
 
-def one_branch(search_id: str, *avoid: str, tokens: int = 1) -> ExpandRequest:
+def one_branch(search_id: str, tokens: int = 1) -> ExpandRequest:
     part = ExpandItem((), new_prefix(), (Branch(0, 1, tokens),))
-    return ExpandRequest(search_id, (part,), Sampling(), StopCondition.SOLUTION, Lane.DEMAND, 60.0, avoid=avoid)
+    return ExpandRequest(search_id, (part,), Sampling(), StopCondition.SOLUTION, Lane.DEMAND, 60.0)
 
 
-async def writer(handle: Any, request: ExpandRequest) -> str:
+async def writer(handle: Any, request: ExpandRequest, *avoid: str) -> str:
     """The replica that writes the branch."""
-    response = handle.expand.remote(request)
+    response = handle.expand.remote(request, Envelope(avoid))
     async for _ in response:
         pass
     found = replica_of(response)
@@ -41,7 +42,7 @@ def test_a_search_stays_at_its_home_and_a_failed_call_goes_to_another_replica(id
         assert len(set.union(*homes)) == 2, "each replica is the less busy one for some"
         assert replicas_of(handle) == dict.fromkeys(set.union(*homes), True)
         elsewhere = [
-            await writer(handle, one_branch(search, *home)) for search, home in zip(searches, homes, strict=True)
+            await writer(handle, one_branch(search), *home) for search, home in zip(searches, homes, strict=True)
         ]
         then = [await writer(handle, one_branch(search)) for search in searches]
         return list(zip(homes, elsewhere, then, strict=True))

@@ -4,24 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.engines.grants import grant
+from deployments.engines.grants import grant_order
 
 CALLS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6)
 
 
-def granted(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
-    left = room
-
-    def take(expansion: int, branch: int, needed: bool) -> bool:
-        nonlocal left
-        left -= 1
-        return needed or left >= 0
-
-    return grant(asked, least, take)
+def written(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
+    """Number of branches of each expansion that are written where there is memory for ``room`` branches."""
+    found, full = [0] * len(asked), set()
+    for expansion, branch in grant_order(asked, least):
+        if branch < least[expansion] or (room > 0 and expansion not in full):
+            found[expansion] += 1
+        else:
+            full.add(expansion)
+        room -= 1
+    return tuple(found)
 
 
 @pytest.mark.parametrize(
-    ("asked", "least", "room", "written"),
+    ("asked", "least", "room", "expected"),
     [
         ([4, 4], [1, 1], 100, (4, 4)),
         ([4, 4], [1, 1], 0, (1, 1)),
@@ -32,34 +33,19 @@ def granted(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
         ([2], [5], 0, (2,)),
     ],
 )
-def test_grants_are_proportional_to_the_requested_branches(
-    asked: list[int], least: list[int], room: int, written: tuple[int, ...]
+def test_memory_is_given_in_proportion_to_the_requested_branches(
+    asked: list[int], least: list[int], room: int, expected: tuple[int, ...]
 ) -> None:
-    assert granted(asked, least, room) == written
+    assert written(asked, least, room) == expected
 
 
-@given(calls=CALLS, refusals=st.randoms(use_true_random=False))
-def test_mandatory_branches_are_taken_first_and_grants_are_a_prefix(
-    calls: list[tuple[int, int]], refusals: st.DataObject
+@given(CALLS)
+def test_every_branch_is_tried_once_the_required_ones_first_and_those_of_an_expansion_in_order(
+    calls: list[tuple[int, int]],
 ) -> None:
-    taken: list[tuple[int, int, bool]] = []
-    refused: set[int] = set()
-
-    def take(expansion: int, branch: int, needed: bool) -> bool:
-        assert expansion not in refused, "of this one no more is tried"
-        if not needed and refusals.random() < 0.3:  # type: ignore[attr-defined]
-            refused.add(expansion)
-            return False
-        taken.append((expansion, branch, needed))
-        return True
-
     asked, least = [count for count, _ in calls], [needed for _, needed in calls]
-    written = grant(asked, least, take)
-
-    for expansion, count in enumerate(written):
-        assert min(asked[expansion], least[expansion]) <= count <= asked[expansion]
-        assert count == asked[expansion] or expansion in refused
-        own = [(branch, needed) for each, branch, needed in taken if each == expansion]
-        assert own == [(branch, branch < least[expansion]) for branch in range(count)]
-    needs = [needed for _, _, needed in taken]
-    assert needs == sorted(needs, reverse=True)
+    order = grant_order(asked, least)
+    needed = [branch < least[expansion] for expansion, branch in order]
+    assert needed == sorted(needed, reverse=True)
+    for expansion, count in enumerate(asked):
+        assert [branch for each, branch in order if each == expansion] == list(range(count))

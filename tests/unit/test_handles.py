@@ -5,21 +5,23 @@ import gc
 import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.handles import HandleGenerator, HandleScorer, Outstanding
 from deployments.calls.serve_calls import ReplicaLost, Retries
-from search.errors import CallInterrupted, GeneratorError, GeneratorRefused, ScorerError, ScorerRefused
+from search.errors import GeneratorError, GeneratorRefused, ScorerError, ScorerRefused
 from search.ports import (
     Branch,
     Child,
     ChildGroup,
     ExpandItem,
     ExpandRequest,
+    Headroom,
     Lane,
     Sampling,
     ScoreItem,
@@ -29,54 +31,11 @@ from search.ports import (
     TokenBeamRequest,
 )
 from search.token_beam import TokenBeamSettings
-from search.tree import Step, StepEnd
-
-pytestmark = pytest.mark.asyncio
+from search.tree import NodeId, Step, StepEnd
+from tests.unit.handle_fakes import Handle
 
 RETRIES = Retries(attempts=3, backoff_s=0.001, backoff_max_s=0.002, silence_s=5.0)
 QUICK = RETRIES._replace(silence_s=0.02)
-
-
-class Response:
-    """What a handle returns: a stream or one value; it records its cancellation."""
-
-    def __init__(self, items: AsyncIterator[Any]) -> None:
-        self._items = items
-        self.cancelled = False
-        self._replica_result_future: Any = None
-
-    def given_to(self, replica: bytes) -> None:
-        """Simulates that Serve has assigned the actor with that id."""
-        self._replica_result_future = asyncio.get_running_loop().create_future()
-        self._replica_result_future.set_result(SimpleNamespace(_actor_id=replica, cancel=lambda: None))
-
-    async def __anext__(self) -> Any:
-        return await self._items.__anext__()
-
-    def __await__(self) -> Any:
-        return self._items.__anext__().__await__()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-
-class Handle:
-    """A deployment handle whose replica runs one script per call."""
-
-    def __init__(self, *scripts: Callable[[Any], AsyncIterator[Any]]) -> None:
-        self._scripts = list(scripts)
-        self.requests: list[Any] = []
-        self.responses: list[Response] = []
-
-    def options(self, **_: object) -> "Handle":
-        return self
-
-    def remote(self, request: Any) -> Response:
-        self.requests.append(request)
-        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
-        self.responses.append(Response(script(request)))
-        self.responses[-1].given_to(bytes([10, len(self.responses) - 1]))
-        return self.responses[-1]
 
 
 def request(deadline_s: float = 10.0) -> ExpandRequest:
@@ -96,11 +55,13 @@ async def all_of(request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         yield ChildGroup(tuple(child(part.parent, branch.index) for branch in part.branches))
 
 
-def dies_after(*children: Child) -> Callable[[ExpandRequest], AsyncIterator[ChildGroup]]:
+def dies_after(
+    *children: Child, error: Exception | type[Exception] = ActorDiedError
+) -> Callable[[ExpandRequest], AsyncIterator[ChildGroup]]:
     async def script(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
         if children:
             yield ChildGroup(children)
-        raise ActorDiedError
+        raise error
 
     return script
 
@@ -131,35 +92,73 @@ async def arrivals(handle: Handle, asked: ExpandRequest, retries: Retries = RETR
     return names
 
 
-async def interruption(handle: Handle, asked: ExpandRequest, retries: Retries = RETRIES) -> CallInterrupted:
-    with pytest.raises(CallInterrupted) as raised:
-        await arrivals(handle, asked, retries)
-    assert len(handle.requests) == 1
-    return raised.value
-
-
 EVERY = [((), 0), ((), 1), ((0,), 0)]
+ONCE = RETRIES._replace(attempts=1)
+
+
+def branches_of(asked: ExpandRequest) -> dict[tuple[NodeId, int], Branch]:
+    return {(part.parent, branch.index): branch for part in asked.expansions for branch in part.branches}
+
+
+def wanted(asked: ExpandRequest) -> list[tuple[NodeId, int]]:
+    return list(branches_of(asked))
+
+
+async def written_elsewhere(script: Callable[[Any], AsyncIterator[Any]], retries: Retries = RETRIES) -> Handle:
+    """A handle whose second replica has written what the first one left."""
+    handle = Handle(script, all_of)
+    assert sorted(await arrivals(handle, request(), retries)) == EVERY
+    assert len(handle.requests) == 2
+    return handle
+
+
+async def failure_of(handle: Handle, retries: Retries = ONCE) -> str:
+    with pytest.raises(GeneratorError) as raised:
+        await arrivals(handle, request(), retries)
+    assert type(raised.value) is GeneratorError
+    assert isinstance(pickle.loads(pickle.dumps(raised.value)), GeneratorError)
+    return str(raised.value)
 
 
 async def test_every_branch_arrives_once() -> None:
     assert sorted(await arrivals(Handle(all_of), request())) == EVERY
 
 
-async def test_a_dying_replica_interrupts_the_call_after_the_received_children() -> None:
-    async with aclosing(HandleGenerator(Handle(dies_after(child((), 1))), RETRIES).expand(request())) as groups:
+async def test_exactly_the_branches_that_a_dying_replica_left_are_requested_again() -> None:
+    handle = await written_elsewhere(dies_after(child((), 1)))
+    first, again = handle.requests
+    assert wanted(again) == [name for name in EVERY if name != ((), 1)]
+    assert branches_of(again).items() < branches_of(first).items(), "with their seeds and lengths"
+    assert [part.prefix for part in again.expansions] == [part.prefix for part in first.expansions]
+    assert 0 < again.deadline_s < first.deadline_s
+
+
+async def test_children_are_passed_on_before_their_replica_dies() -> None:
+    async with aclosing(HandleGenerator(Handle(dies_after(child((), 1))), ONCE).expand(request())) as groups:
         assert (await anext(groups)).children == (child((), 1),)
-        with pytest.raises(CallInterrupted, match="ActorDiedError"):
+        with pytest.raises(GeneratorError, match=r"^2 branches could not be written: .*ActorDiedError"):
             await anext(groups)
 
 
-async def test_a_replica_that_dies_after_the_last_branch_interrupts_nothing() -> None:
-    assert sorted(await arrivals(Handle(dies_after(*(child(*name) for name in EVERY))), request())) == EVERY
+async def test_children_that_come_twice_or_were_not_requested_are_dropped() -> None:
+    async def twice(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((child((), 1), child((), 1), child((), 7), child((9,), 0)))
+        yield ChildGroup((child((), 1),))
+        yield ChildGroup((child((), 0), child((), 1), child((0,), 0)))
+
+    assert await arrivals(Handle(twice), request()) == [((), 1), ((), 0), ((0,), 0)]
 
 
-async def test_a_failed_call_names_all_replicas_on_which_it_failed() -> None:
-    lost = await interruption(Handle(raises(ActorDiedError())), request()._replace(avoid=("0b00",)))
-    assert lost.avoid == ("0b00", "0a00")
-    assert pickle.loads(pickle.dumps(lost)).avoid == lost.avoid
+@pytest.mark.parametrize("error", [ActorDiedError(), GeneratorError("the engine is dead"), ConnectionResetError()])
+async def test_a_replica_that_dies_after_the_last_branch_is_not_followed_by_another(error: Exception) -> None:
+    handle = Handle(dies_after(*(child(*name) for name in EVERY), error=error))
+    assert sorted(await arrivals(handle, request())) == EVERY
+    assert len(handle.requests) == 1
+
+
+async def test_another_attempt_avoids_all_replicas_on_which_the_call_failed() -> None:
+    generator = Handle(raises(ActorDiedError()), raises(ActorDiedError()), all_of)
+    assert sorted(await arrivals(generator, request())) == EVERY
     prm = Handle(answers(None), raises(ActorDiedError()), answers(GOOD))
     await HandleScorer(prm, RETRIES, 15.0).score(SCORES)
     beams = Handle(raises(ActorDiedError()), answers(TokenBeamReply((), 0)))
@@ -167,8 +166,9 @@ async def test_a_failed_call_names_all_replicas_on_which_it_failed() -> None:
     await HandleGenerator(beams, RETRIES).token_beam(TokenBeamRequest("s", (), settings, 10.0))
 
     three = [(), ("0a00",), ("0a00", "0a01")]
-    assert [each.avoid for each in prm.requests] == three
-    assert [each.avoid for each in beams.requests] == three[:2]
+    assert [each.avoid for each in generator.envelopes] == three
+    assert [each.avoid for each in prm.envelopes] == three
+    assert [each.avoid for each in beams.envelopes] == three[:2]
 
 
 async def test_without_an_assigned_replica_none_is_named_as_failed() -> None:
@@ -177,25 +177,27 @@ async def test_without_an_assigned_replica_none_is_named_as_failed() -> None:
         raise ConnectionResetError
         yield
 
-    handle = Handle(is_not_found)
-    assert (await interruption(handle, request())).avoid == ()
+    handle = Handle(is_not_found, all_of)
+    assert sorted(await arrivals(handle, request())) == EVERY
+    assert [each.avoid for each in handle.envelopes] == [(), ()]
 
 
-async def test_a_stream_that_ends_early_is_interrupted() -> None:
+async def test_a_stream_that_ends_early_has_failed() -> None:
     async def short(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
         yield ChildGroup((child((0,), 0),))
 
-    assert "2 branches unwritten" in str(await interruption(Handle(short), request()))
+    handle = await written_elsewhere(short)
+    assert wanted(handle.requests[1]) == EVERY[:2]
+    assert "2 branches unwritten" in await failure_of(Handle(short))
 
 
 async def test_a_silent_replica_is_cancelled() -> None:
-    handle = Handle(hangs)
-    await interruption(handle, request(), QUICK)
-    assert handle.responses[0].cancelled
+    handle = await written_elsewhere(hangs, QUICK)
+    assert [response.cancelled for response in handle.responses] == [True, False]
 
 
 async def test_cancellation_by_a_stopping_replica_does_not_cancel_the_search() -> None:
-    await interruption(Handle(raises(asyncio.CancelledError())), request())
+    await written_elsewhere(raises(asyncio.CancelledError()))
 
 
 @pytest.mark.parametrize(
@@ -209,17 +211,16 @@ async def test_cancellation_by_a_stopping_replica_does_not_cancel_the_search() -
     ids=repr,
 )
 async def test_the_last_failed_attempt_raises_a_short_generator_error(error: Exception) -> None:
-    await interruption(Handle(raises(error)), request()._replace(attempt=2))
-    with pytest.raises(GeneratorError, match=r"^3 branches could not be written: ") as raised:
-        await arrivals(Handle(raises(error)), request()._replace(attempt=3))
-    assert type(raised.value) is GeneratorError
-    assert len(str(raised.value)) < 200
-    assert isinstance(pickle.loads(pickle.dumps(raised.value)), GeneratorError)
+    handle = Handle(raises(error))
+    message = await failure_of(handle, RETRIES)
+    assert message.startswith("3 branches could not be written: ")
+    assert len(message) < 200
+    assert len(handle.requests) == RETRIES.attempts
 
 
 async def test_a_call_without_a_replica_yet_does_not_count_as_silent() -> None:
-    handle = Handle(hangs)
-    asking = asyncio.create_task(interruption(handle, request(), QUICK))
+    handle = Handle(hangs, all_of)
+    asking = asyncio.create_task(arrivals(handle, request(), QUICK))
     await asyncio.sleep(0)
     while not handle.responses:
         await asyncio.sleep(0.001)
@@ -228,7 +229,7 @@ async def test_a_call_without_a_replica_yet_does_not_count_as_silent() -> None:
     assert len(handle.requests) == 1
     assert not asking.done()
     replica.set_result(handle.responses[0])
-    await asking
+    assert sorted(await asking) == EVERY
 
 
 @pytest.mark.parametrize("wrap", [lambda error: error, as_raised_by_ray], ids=["bare", "from Ray"])
@@ -334,7 +335,7 @@ async def test_cancelling_a_score_cancels_its_call() -> None:
 
 
 async def expands(script: Callable[[Any], AsyncIterator[Any]]) -> None:
-    with suppress(CallInterrupted):
+    with suppress(GeneratorError):
         await arrivals(Handle(script), request(), QUICK)
 
 
@@ -400,5 +401,75 @@ async def test_branches_given_back_are_not_missing() -> None:
     assert sorted(await arrivals(Handle(gives_back(1, 1)), request())) == [((), 0), ((0,), 0)]
 
 
-async def test_mandatory_branches_given_back_are_missing() -> None:
-    assert "2 branches unwritten" in str(await interruption(Handle(gives_back(0, 0)), request()))
+async def test_required_branches_given_back_are_missing() -> None:
+    handle = Handle(gives_back(0, 0), all_of)
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    assert wanted(handle.requests[1]) == [((), 0), ((0,), 0)]
+    assert "2 branches unwritten" in await failure_of(Handle(gives_back(0, 0)))
+
+
+async def test_only_the_first_group_gives_back() -> None:
+    """Afterwards every branch is required, of other replicas too."""
+
+    async def late(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((child((), 0),))
+        yield ChildGroup((Child((), 1, (), 0),))
+
+    handle = Handle(late, gives_back(0, 0), all_of)
+    assert sorted(await arrivals(handle, request())) == EVERY
+    assert [wanted(each) for each in handle.requests[1:]] == [EVERY[1:]] * 2
+    assert [part.least for part in handle.requests[1].expansions] == [1, 1]
+
+
+async def test_a_replica_that_dies_before_its_first_group_has_given_nothing_back() -> None:
+    handle = Handle(raises(ActorDiedError()), gives_back(1, 1))
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    first, again = handle.requests
+    assert again.expansions == first.expansions
+
+
+async def test_heartbeats_are_passed_on_where_they_tell_the_headroom() -> None:
+    headroom = Headroom(1, 2, 3, 4)
+
+    async def beats(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup(())
+        yield ChildGroup((), headroom)
+        async for group in all_of(asked):
+            yield group
+
+    groups = [group async for group in HandleGenerator(Handle(beats), RETRIES).expand(request())]
+    assert [group.headroom for group in groups] == [headroom, None, None]
+
+
+PAIRS = st.tuples(st.sampled_from([(), (0,), (1, 2)]), st.integers(0, 4))
+
+
+@given(
+    counts=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1, max_size=3),
+    groups=st.lists(st.lists(st.tuples(PAIRS, st.booleans()), max_size=6), max_size=6),
+)
+def test_outstanding_branches_are_those_that_were_neither_written_nor_rightly_given_back(
+    counts: list[tuple[int, int]], groups: list[list[tuple[tuple[NodeId, int], bool]]]
+) -> None:
+    parents: list[NodeId] = [(), (0,), (1, 2)]
+    items = [
+        ExpandItem(parent, (), tuple(Branch(index, index, 1) for index in range(count)), min(least, count))
+        for parent, (count, least) in zip(parents, counts, strict=False)
+    ]
+    outstanding = Outstanding(items)
+    left = branches_of(request()._replace(expansions=tuple(items)))
+    optional = {(item.parent, branch.index) for item in items for branch in item.branches[item.least :]}
+    assert outstanding.expansions == tuple(items)
+    for group in groups:
+        expected = []
+        for pair, is_written in group:
+            if pair in left and (is_written or pair in optional):
+                del left[pair]
+                expected.append(pair)
+        optional = set()
+        sent = tuple(child(*pair) if written else Child(*pair, (), 0) for pair, written in group)
+        taken = outstanding.take(ChildGroup(sent))
+        assert [(each.parent, each.index) for each in taken.children] == expected if taken else not expected
+        assert branches_of(request()._replace(expansions=outstanding.expansions)) == left
+        assert len(outstanding) == len(left)
+        assert all(item.least == len(item.branches) > 0 for item in outstanding.expansions)

@@ -38,7 +38,7 @@ class Engine:
     async def start(self, stat_loggers: Sequence[object]) -> None:
         pass
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest, alone: bool = False) -> list[list[float]]:
         if self.failure:
             raise self.failure
         return []

@@ -22,11 +22,18 @@ _numbers = count()
 
 
 def request(
-    search_id: str = "search", path: Sequence[int] = (), growth: int = 1, lane: Lane = Lane.DEMAND, owner: str = ""
+    search_id: str = "search",
+    path: Sequence[int] = (),
+    growth: int = 1,
+    lane: Lane = Lane.DEMAND,
+    owner: str = "",
+    canary: bool = False,
 ) -> EngineRequest:
     """A request with a prefix of its own unless ``path`` is given."""
     token_ids = path or (1000 + next(_numbers),)
-    return EngineRequest(search_id, None, token_ids, None, owner, lane, lambda ended: None, growth=growth)
+    return EngineRequest(
+        search_id, None, token_ids, None, owner, lane, lambda ended: None, growth=growth, canary=canary
+    )
 
 
 def clamped(blocks: int, batch: int = 1000) -> RequestQueue:
@@ -98,7 +105,7 @@ def test_an_owner_leaves_slots_of_the_batch_to_others_while_there_are_any() -> N
     submitted(queue, request("other", owner="narrow"), *(request("wide", owner="wide") for _ in range(40)))
     running = started(queue)
     assert Counter(each.search_id for each in running) == {"other": 1, "wide": 14}
-    submitted(queue, request("other", owner="narrow"), request("canary", lane=Lane.CANARY))
+    submitted(queue, request("other", owner="narrow"), request("canary", canary=True))
     assert names(started(queue)) == "canary other", "they need not wait until one of the wide search ends"
     queue.end(running[-1], Ending.FINISHED)
     assert names(started(queue)) == "wide"
@@ -111,7 +118,7 @@ def test_an_owner_has_the_whole_batch_again_when_others_have_gone(monkeypatch: p
     queue.end(*submitted(queue, request(owner="narrow")), Ending.ABORTED)
     submitted(queue, *(request(owner="wide") for _ in range(40)))
     assert len(started(queue)) == 14
-    queue.end(*submitted(queue, request(lane=Lane.CANARY)), Ending.ABORTED)
+    queue.end(*submitted(queue, request(canary=True)), Ending.ABORTED)
     now[0] = fair_order.OTHERS_S
     assert len(started(queue)) == 6
 
@@ -200,7 +207,7 @@ def test_a_canary_goes_before_all_others_and_takes_no_turn_from_them() -> None:
     submitted(queue, *(request(f"new {number}", lane=Lane.FIRST_STEPS) for number in range(20)))
     order = []
     for _ in range(3):
-        submitted(queue, request("canary", lane=Lane.CANARY))
+        submitted(queue, request("canary", canary=True))
         for _ in range(2):
             [running] = started(queue)
             order.append(running.search_id)
@@ -459,12 +466,12 @@ def test_a_call_alone_starts_when_the_others_have_ended_and_others_wait_for_its_
 
 def test_canaries_run_beside_a_call_alone() -> None:
     queue = RequestQueue(4, ahead=0)
-    submitted(queue, request("probe", lane=Lane.CANARY))
+    submitted(queue, request("probe", canary=True))
     [canary] = started(queue)
     _, [suspect] = alone_in(queue, "suspect")
     assert started(queue) == [suspect]
-    submitted(queue, request("probe", lane=Lane.CANARY), request("a"))
-    assert [each.lane for each in started(queue)] == [Lane.CANARY]
+    submitted(queue, request("probe", canary=True), request("a"))
+    assert [each.canary for each in started(queue)] == [True]
     finish(queue, canary)
 
 
@@ -563,7 +570,7 @@ class Queue(RuleBasedStateMachine):
     @invariant()
     def a_call_that_is_alone_is_alone(self) -> None:
         alone = {each.alone for each in self.running} - {None}
-        beside = [each for each in self.running if each.alone is None and each.lane is not Lane.CANARY]
+        beside = [each for each in self.running if each.alone is None and not each.canary]
         assert not alone or (len(alone) == 1 and not beside)
 
     @rule(
@@ -571,12 +578,15 @@ class Queue(RuleBasedStateMachine):
         growth=st.integers(0, 30),
         search=st.sampled_from("abc"),
         lane=st.sampled_from(Lane),
+        canary=st.booleans(),
         reserve=st.booleans(),
         optional=st.booleans(),
     )
-    def submit(self, path: list[int], growth: int, search: str, lane: Lane, reserve: bool, optional: bool) -> None:
+    def submit(
+        self, path: list[int], growth: int, search: str, lane: Lane, canary: bool, reserve: bool, optional: bool
+    ) -> None:
         alone, before = not self.alive and not self.calls, self.queue.clamp.ledger.reserved  # type: ignore[union-attr]
-        asked = request(search, path, growth, lane)
+        asked = request(search, path, growth, lane, canary=canary)
         if self.queue.submit(asked, reserve=reserve, optional=reserve and optional):
             self.alive.append(asked)
         else:

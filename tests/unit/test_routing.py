@@ -16,6 +16,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.deployment import Application
 
 from deployments.app import build
+from deployments.calls.envelope import Envelope
 from deployments.config import AppConfig
 from deployments.scaling.homes import BALANCE, Homes, most_calls
 from deployments.scaling.router import CallMatching, HomeRouter, RoutedCall, asked
@@ -57,8 +58,8 @@ class Router:
         return self
 
     def ranked(self, search_id: str, *avoid: str, alone: bool = False) -> list[list[str]]:
-        asked = SimpleNamespace(search_id=search_id, avoid=avoid, alone=alone)
-        call: Any = SimpleNamespace(args=[asked], routing_context=Context())
+        args = [SimpleNamespace(search_id=search_id), Envelope(avoid, alone)]
+        call: Any = SimpleNamespace(args=args, routing_context=Context())
         ranks = asyncio.run(self.router.choose_replicas(self.replicas, call))
         assert call.routing_context.should_backoff, "Serve pauses before it asks again"
         return [[str(each.replica_id) for each in rank] for rank in ranks]
@@ -233,12 +234,12 @@ def test_without_replicas_none_is_chosen() -> None:
 
 
 def test_the_search_and_failed_replicas_of_a_call_are_read() -> None:
-    def call(**request: Any) -> Any:
-        return SimpleNamespace(args=[SimpleNamespace(**request)])
+    def call(search_id: str | None, *envelope: Envelope) -> Any:
+        return SimpleNamespace(args=[SimpleNamespace(search_id=search_id), *envelope])
 
-    assert asked(call(search_id="a", avoid=("b",))) == RoutedCall("a", ("b",))
-    assert asked(call(search_id="a")) == RoutedCall("a", ())
-    assert asked(call(search_id=None)) is None
+    assert asked(call("a", Envelope(("b",), alone=True))) == RoutedCall("a", ("b",), alone=True)
+    assert asked(call("a")) == RoutedCall("a", ())
+    assert asked(call(None)) is None
 
 
 @pytest.mark.asyncio

@@ -77,20 +77,20 @@ async def test_one_failure_fails_the_call_and_leaves_nothing_open() -> None:
     several.shutdown()
 
 
-async def open_calls(several: SeveralScorer, gate: asyncio.Event, *requests: ScoreRequest) -> list[asyncio.Task[Any]]:
+async def open_calls(several: SeveralScorer, gate: asyncio.Event, *names: str) -> list[asyncio.Task[Any]]:
     waits.gate = gate  # type: ignore[attr-defined]
     tasks = []
-    for request in requests:
-        tasks.append(asyncio.create_task(several.score(request)))
+    for name in names:
+        call = several.score(REQUEST._replace(search_id=name), alone=name == "alone")
+        tasks.append(asyncio.create_task(call))
         await asyncio.sleep(0.01)
     return tasks
 
 
 async def test_a_call_that_is_to_be_alone_waits_for_the_others_and_they_for_it() -> None:
     several = await scorer(member("waits"), member("quarter"))
-    before, alone, after = (REQUEST._replace(search_id=name, alone=name == "alone") for name in ("a", "alone", "b"))
-    [first] = await open_calls(several, first_gate := asyncio.Event(), before)
-    suspect, last = await open_calls(several, gate := asyncio.Event(), alone, after)
+    [first] = await open_calls(several, first_gate := asyncio.Event(), "a")
+    suspect, last = await open_calls(several, gate := asyncio.Event(), "alone", "b")
     assert await several.canary() > 0, "canaries go on"
     assert "a" in several.at_engine
     assert not {"alone", "b"} & several._scorers[0].at_engine

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from deployments.calls import pool as pools
+from deployments.calls.envelope import Envelope
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.pool import Pool
 from deployments.calls.serve_calls import Retries
 from deployments.service import suspects as remembered
 from deployments.service.suspects import Suspects, digest_of
-from search.errors import CallInterrupted, GeneratorError, HarmfulRequest, ScorerError
+from search.errors import GeneratorError, HarmfulRequest, ScorerError
 from search.ports import (
     Ahead,
     Branch,
@@ -45,17 +46,17 @@ class Engine:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.batch: dict[object, Any] = {}
+        self.batch: dict[object, Sent] = {}
         self.alone: list[object] = []
         self.dead = asyncio.Event()
         self.changed = asyncio.Event()
 
-    def may_begin(self, call: object, request: Any) -> bool:
+    def may_begin(self, call: object, request: "Sent") -> bool:
         if request.alone:
             return self.alone[0] is call and not self.batch
         return not self.alone
 
-    async def work(self, request: Any, deadly: bool) -> None:
+    async def work(self, request: "Sent", deadly: bool) -> None:
         """Works on a request. Raises ActorDiedError when the engine dies."""
         call = object()
         if request.alone:
@@ -90,7 +91,7 @@ class Cluster:
         self.killed_by: Counter[str] = Counter()
         self.without_words: set[str] = set()
         self.engines = [Engine(f"{number:02}") for number in range(size)]
-        self.requests: list[Any] = []
+        self.requests: list[Sent] = []
         self.silent = False
         self.refuses = False
         """Whether Serve itself sends a call to another replica if the one that it chose is gone."""
@@ -111,7 +112,8 @@ class Cluster:
         [engine] = [each for each in self._all if each.name == replica]
         return None if replica in self.without_words else getattr(engine, "words", None)
 
-    def remote(self, request: Any) -> Any:
+    def remote(self, asked: Any, envelope: Envelope) -> Any:
+        request = Sent(asked, envelope)
         self.requests.append(request)
         alive = [each for each in self.engines if each.name not in request.avoid] or self.engines
         alive = [each for each in alive if not (self.refuses and each.dead.is_set())]
@@ -119,7 +121,7 @@ class Cluster:
         engine = min(alive, key=lambda each: each.name) if request.alone else alive[self._next % len(alive)]
         return Response(self._answer(engine, request), engine.name)
 
-    async def _answer(self, engine: Engine, request: Any) -> AsyncIterator[Any]:
+    async def _answer(self, engine: Engine, request: "Sent") -> AsyncIterator[Any]:
         if self.silent:
             await asyncio.Event().wait()
         try:
@@ -131,12 +133,31 @@ class Cluster:
                 if self.replaces:
                     self.replace()
             raise
-        if isinstance(request, ScoreRequest):
+        if isinstance(request.asked, ScoreRequest):
             yield [[0.5]]
         else:
-            [item] = request.expansions
+            [item] = request.asked.expansions
             step = Step((7,), "x", StepEnd.DELIMITER)
             yield ChildGroup(tuple(Child((), branch.index, (step,), 0) for branch in item.branches))
+
+
+class Sent(NamedTuple):
+    """A request as it was sent."""
+
+    asked: Any
+    envelope: Envelope
+
+    @property
+    def search_id(self) -> str:
+        return str(self.asked.search_id)
+
+    @property
+    def alone(self) -> bool:
+        return self.envelope.alone
+
+    @property
+    def avoid(self) -> tuple[str, ...]:
+        return self.envelope.avoid
 
 
 class Response:
@@ -185,14 +206,8 @@ async def scored(scorer: HandleScorer, suspects: Suspects, name: str, calls: int
 
 
 async def written(generator: HandleGenerator, request: ExpandRequest) -> None:
-    """As the runner does: an interrupted call is made again."""
-    while True:
-        try:
-            async for _ in generator.expand(request):
-                pass
-            return
-        except CallInterrupted as interrupted:
-            request = request._replace(attempt=request.attempt + 1, avoid=interrupted.avoid)
+    async for _ in generator.expand(request):
+        pass
 
 
 async def outcome(cluster: Cluster, names: Sequence[str], calls: int = 2) -> tuple[dict[str, str], Suspects]:
@@ -261,6 +276,18 @@ async def test_a_call_that_only_waited_is_no_suspect_and_costs_no_attempt() -> N
     cluster.engines[0].dead.set()
     assert await scored(scorer, suspects, "waits") == "answered"
     assert [each.alone for each in cluster.requests] == [False, False]
+
+
+async def test_branches_that_only_waited_cost_no_attempt() -> None:
+    cluster = Cluster(1)
+    cluster.engines[0].words = frozenset({"another"})  # type: ignore[attr-defined]
+    cluster.engines[0].dead.set()
+    suspects = Suspects()
+    generator = HandleGenerator(cluster, RETRIES._replace(attempts=1), of(cluster, suspects))
+    with suspects.request("waits", "owner", asked("waits")):
+        await written(generator, expands("waits"))
+    assert [each.alone for each in cluster.requests] == [False, False]
+    assert [each.avoid for each in cluster.requests] == [(), ("00",)]
 
 
 async def test_a_suspect_is_cleared_by_its_call_and_goes_on_with_others() -> None:
@@ -421,8 +448,10 @@ async def test_a_death_while_only_what_was_written_ahead_ran_makes_its_search_a_
                 await written(generator, expands(name, AHEAD))
     of_s = [each for each in cluster.requests if each.search_id == "s"]
     assert [each.alone for each in of_s] == [False, True, False]
-    assert [each.ahead for each in of_s] == [AHEAD, None, None], "it is not written ahead for again"
-    assert [(each.alone, each.ahead) for each in cluster.requests if each.search_id == "other"] == [(False, AHEAD)] * 3
+    assert [each.asked.ahead for each in of_s] == [AHEAD, None, None], "it is not written ahead for again"
+    assert [(each.alone, each.asked.ahead) for each in cluster.requests if each.search_id == "other"] == [
+        (False, AHEAD)
+    ] * 3
 
 
 async def test_the_same_branches_are_written_apart() -> None:
@@ -441,7 +470,7 @@ async def test_the_same_branches_are_written_apart() -> None:
     assert await asyncio.gather(one("bad"), one("good")) == ["HarmfulRequest", "answered"]
     first, again = [each for each in cluster.requests if each.search_id == "good"]
     assert again.alone
-    assert again.expansions == first.expansions
+    assert again.asked.expansions == first.asked.expansions
 
 
 def test_the_digest_is_of_the_owner_the_prompt_and_what_the_engine_does_with_it() -> None:

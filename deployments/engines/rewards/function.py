@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
-from search.ports import Lane, ScoreItem, ScoreRequest
+from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
 from search.tools.import_path import imported_function, is_async
 
@@ -70,8 +71,12 @@ class FunctionScorer:
         except ValueError as error:
             raise EngineStartError(f"prm.function {error}") from error
 
-    async def score(self, request: ScoreRequest) -> RewardRows:
+    async def score(self, request: ScoreRequest, alone: bool = False, canary: bool = False) -> RewardRows:
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
+
+        Args:
+            alone: whether the scorer works on no other call meanwhile.
+            canary: whether it is a health check's call, which waits for none.
 
         Raises:
             ScorerError: the function failed, missed the deadline, or returned an invalid reward.
@@ -79,7 +84,7 @@ class FunctionScorer:
         try:
             async with (
                 asyncio.timeout(request.deadline_s),
-                self._open.call(request),
+                self._open.call(_OpenCall(request.search_id, alone, canary)),
                 asyncio.TaskGroup() as group,
             ):
                 tasks = [
@@ -101,7 +106,7 @@ class FunctionScorer:
         """Calls the function once and returns the seconds it took. Raises ScorerError like ``score``."""
         started = time.monotonic()
         question, steps = CANARY
-        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s, lane=Lane.CANARY))
+        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s), canary=True)
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
@@ -200,40 +205,46 @@ class FunctionScorer:
         self._limit.release()
 
 
+@dataclass(eq=False, frozen=True)
+class _OpenCall:
+    search_id: str
+    alone: bool
+    canary: bool
+
+
 class _OpenCalls:
     """The open calls. A call that has the scorer alone waits for the others to end, and others wait for its end."""
 
     def __init__(self) -> None:
-        self._begun: dict[object, ScoreRequest] = {}
-        self._alone: list[object] = []
+        self._begun: set[_OpenCall] = set()
+        self._alone: list[_OpenCall] = []
         """Calls that have the scorer alone or wait for that; the first one's turn comes first."""
         self._changed = asyncio.Event()
 
     @property
     def searches(self) -> frozenset[str]:
-        return frozenset(request.search_id for request in self._begun.values())
+        return frozenset(call.search_id for call in self._begun)
 
     @asynccontextmanager
-    async def call(self, request: ScoreRequest) -> AsyncIterator[None]:
-        call = object()
-        if request.alone:
+    async def call(self, call: _OpenCall) -> AsyncIterator[None]:
+        if call.alone:
             self._alone.append(call)
         try:
-            while not self._may_begin(call, request):
+            while not self._may_begin(call):
                 self._changed.clear()
                 await self._changed.wait()
-            self._begun[call] = request
+            self._begun.add(call)
             yield
         finally:
-            self._begun.pop(call, None)
-            if request.alone:
+            self._begun.discard(call)
+            if call.alone:
                 self._alone.remove(call)
             self._changed.set()
 
-    def _may_begin(self, call: object, request: ScoreRequest) -> bool:
-        if request.alone:
-            return self._alone[0] is call and all(other.lane is Lane.CANARY for other in self._begun.values())
-        return request.lane is Lane.CANARY or not self._alone
+    def _may_begin(self, call: _OpenCall) -> bool:
+        if call.alone:
+            return self._alone[0] is call and all(other.canary for other in self._begun)
+        return call.canary or not self._alone
 
 
 def _ends(item: ScoreItem) -> range:

@@ -121,16 +121,15 @@ class SeveralScorer:
             self.shutdown()
             raise
 
-    async def score(self, request: ScoreRequest) -> RewardRows:
-        """Returns the combined rewards in [0, 1] of each item's last ``unscored`` steps; see
-        ``search.ports.StepScorer``.
+    async def score(self, request: ScoreRequest, alone: bool = False) -> RewardRows:
+        """Returns the combined rewards in [0, 1] of each item's last ``unscored`` steps; see `ScoringEngine.score`.
 
         Raises:
             ScorerError: one of the scorers failed; the calls of the others end.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(scorer.score(request)) for scorer in self._scorers]
+                tasks = [group.create_task(scorer.score(request, alone)) for scorer in self._scorers]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         found = [task.result() for task in tasks]

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from search.answers.equivalence import AnswerMatcher
-from search.errors import CallInterrupted, GeneratorError, ScorerError
+from search.errors import GeneratorError, ScorerError
 from search.ports import (
     Child,
     ChildGroup,
     ExpandItem,
     ExpandRequest,
+    Generator,
     Headroom,
     ScoreRequest,
     StopCondition,
@@ -97,7 +98,7 @@ class FakeGenerator:
         self.ended = 0
         """Streams that ended by themselves."""
         self.interruptions = 0
-        """Maximum number of calls that break off before one of their groups."""
+        """Maximum number of calls that break off before one of their groups, for `deployments.calls` to go on with."""
         self.repeat = False
         """Sends every group twice, and children that were not requested."""
         self.short_of_memory: int | None = None
@@ -156,7 +157,7 @@ class FakeGenerator:
     async def _break(self, count: int) -> None:
         if self.interruptions and self._rng.random() < 0.5:
             self.interruptions -= 1
-            raise CallInterrupted("the replica has died", (f"replica {self.interruptions}",))
+            raise ConnectionResetError("the replica has died")
         self._sent += count
         if self.fail_after is not None and self._sent > self.fail_after:
             raise GeneratorError("no replica is left")
@@ -233,6 +234,8 @@ class Bench:
     def __init__(self, order: int = 0, turns: Turns | None = None, variety: int | None = None) -> None:
         self.generator = FakeGenerator(order, turns, variety)
         self.scorer = FakeScorer(order, turns)
+        self.through: Callable[[Any], Generator] = lambda generator: generator
+        """Returns the port to the generator."""
         self.matcher = AnswerMatcher()
         self.tree = WatchedTree()
         self.events: list[SearchEvent] = []
@@ -247,7 +250,7 @@ class Bench:
             if name in options
         }
         environment = SearchEnvironment(
-            generator=self.generator,
+            generator=self.through(self.generator),
             scorer=self.scorer,
             matcher=self.matcher,
             **({"context_tokens": 1000} | surroundings),
@@ -266,7 +269,6 @@ def search(
     order: int = 0,
     variety: int | None = None,
     short_of_memory: int | None = None,
-    interruptions: int = 0,
     **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
     """Runs a whole search with its own ports and tree."""
@@ -274,7 +276,6 @@ def search(
     async def main() -> tuple[Bench, SearchOutcome]:
         bench = Bench(order, variety=variety)
         bench.generator.short_of_memory = short_of_memory
-        bench.generator.interruptions = interruptions
         outcome = await bench.search(settings, **options)
         bench.check_idle()
         return bench, outcome

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_fakes import PROMPT, Bench, FakeGenerator, Turns
 from search_settings import SEARCHES
 
-from deployments.engines.grants import grant
+from deployments.engines.grants import grant_order
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.ledger import KVLedger
@@ -35,35 +35,33 @@ class ClampedGenerator(FakeGenerator):
         self.requests.append(request)
         assert self.queue.clamp is not None
         alive: list[EngineRequest] = []
-
-        def queue(expansion: int, index: int, needed: bool) -> bool:
-            item = request.expansions[expansion]
-            branch = item.branches[index]
-            queued = EngineRequest(
-                request.search_id,
-                (item, branch),
-                item.prefix,
-                None,
-                request.search_id,
-                request.lane,
-                alive.remove,
-                growth=branch.max_tokens,
-            )
-            if self.queue.submit(queued, reserve=self._shrinks, optional=not needed):
-                alive.append(queued)
-                return True
-            return False
-
+        given_back: list[Child] = []
+        short_of_memory: set[int] = set()
         try:
             asked = [len(item.branches) for item in request.expansions]
             least = [item.least for item in request.expansions] if self._shrinks else asked
-            given_back = tuple(
-                Child(item.parent, branch.index, (), 0)
-                for item, written in zip(request.expansions, grant(asked, least, queue), strict=True)
-                for branch in item.branches[written:]
-            )
+            for number, index in grant_order(asked, least):
+                item, branch = request.expansions[number], request.expansions[number].branches[index]
+                queued = EngineRequest(
+                    request.search_id,
+                    (item, branch),
+                    item.prefix,
+                    None,
+                    request.search_id,
+                    request.lane,
+                    alive.remove,
+                    growth=branch.max_tokens,
+                )
+                optional = index >= least[number]
+                if number not in short_of_memory and self.queue.submit(
+                    queued, reserve=self._shrinks, optional=optional
+                ):
+                    alive.append(queued)
+                else:
+                    short_of_memory.add(number)
+                    given_back.append(Child(item.parent, branch.index, (), 0))
             if given_back:
-                yield ChildGroup(given_back)
+                yield ChildGroup(tuple(given_back))
             while alive:
                 await self._turns.take()
                 while self.queue.start_next() is not None:

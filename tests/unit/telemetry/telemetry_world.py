@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.serve_calls import Retries
 from deployments.service.places import Owner, Places
 from deployments.service.searches import SearchJob, SearchService
 from deployments.telemetry.catalog import Metric
 from deployments.telemetry.metrics import Labels, Metrics
-from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.searches import SearchTelemetry
 from deployments.telemetry.tracing import Traces
@@ -15,6 +16,7 @@ from search.ports import TokenBeamReply, TokenBeamRequest
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.settings import parse_search
+from tests.unit.handle_fakes import HandleOf
 from tests.unit.search.search_fakes import PROMPT, FakeGenerator, FakeScorer
 
 QUESTION = "How many seconds has the secret question?"
@@ -67,15 +69,16 @@ class BeamingGenerator(FakeGenerator):
 class World:
     """A service whose searches are observed."""
 
-    def __init__(self, traces: Traces | None = None, log: SearchLog | None = None) -> None:
+    def __init__(self, traces: Traces | None = None, log: SearchLog | None = None, attempts: int = 1) -> None:
         self.metrics, self.published = Metrics(), Published()
         self.generator = BeamingGenerator()
         self.scorer = FakeScorer()
         self.telemetry = SearchTelemetry(self.metrics, traces, log)
-        self.watched = WatchedGenerator(self.generator, self.telemetry)
+        retries = Retries(attempts, backoff_s=0.0, backoff_max_s=0.0, silence_s=5.0)
+        self.calls = HandleGenerator(HandleOf(self.generator), retries, telemetry=self.telemetry)
         environment = SearchEnvironment(
-            generator=self.watched,
-            scorer=WatchedScorer(self.scorer, self.telemetry),
+            generator=self.calls,
+            scorer=HandleScorer(HandleOf(self.scorer), retries, 15.0, telemetry=self.telemetry),
             context_tokens=1000,
             matcher=AnswerMatcher(),
         )

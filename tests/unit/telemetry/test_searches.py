@@ -38,6 +38,18 @@ async def test_metrics_match_the_report_of_the_search() -> None:
     assert published.sum(catalog.SEARCH_ROUNDS, "beam_search") >= 2
 
 
+async def test_a_call_is_timed_once_with_its_retries() -> None:
+    world = World(attempts=20)
+    world.generator.interruptions = 4
+    outcome = await world.search()
+    published = world.publish()
+    calls = [published.all(catalog.EXPAND_SECONDS, lane) for lane in ("first_steps", "demand")]
+    assert sum(map(len, calls)) == outcome.cost.expand_calls
+    assert published.sum(catalog.RETRIES, "expand") == 4 - world.generator.interruptions > 0
+    assert published.sum(catalog.STEPS_WRITTEN) == outcome.cost.nodes
+    assert published.sum(catalog.GENERATED_TOKENS, "none") == outcome.cost.generated_tokens
+
+
 async def test_counters_publish_only_changes() -> None:
     world = World()
     await world.search("s1")
@@ -93,7 +105,7 @@ async def test_a_search_whose_client_hung_up_is_counted_as_cancelled() -> None:
 async def test_tokens_of_completions_count_for_their_key() -> None:
     world = World()
     request = TokenBeamRequest("c1", (), TokenBeamSettings(width=1, max_tokens=1), 1.0)
-    await world.watched.token_beam(request)
+    await world.calls.token_beam(request)
     assert world.publish().sum(catalog.GENERATED_TOKENS, "none") == 11
 
 

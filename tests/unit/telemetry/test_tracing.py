@@ -19,11 +19,11 @@ from tests.unit.telemetry.telemetry_world import QUESTION, World
 
 
 class Traced(World):
-    def __init__(self) -> None:
+    def __init__(self, attempts: int = 1) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        super().__init__(Traces(provider.get_tracer("test")))
+        super().__init__(Traces(provider.get_tracer("test")), attempts=attempts)
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -71,6 +71,21 @@ async def test_failed_spans_have_an_error_status() -> None:
         await world.search()
     status = {span.name: (span.status.status_code, span.status.description) for span in world.spans}
     assert status["search"] == status["expand"] == (StatusCode.ERROR, "GeneratorError")
+
+
+async def test_every_attempt_of_a_call_has_a_span() -> None:
+    world = Traced(attempts=20)
+    world.generator.interruptions = 4
+    outcome = await world.search()
+    calls = [span for span in world.spans if span.name == "expand"]
+    assert len(calls) == outcome.cost.expand_calls + 4 - world.generator.interruptions > outcome.cost.expand_calls
+    failed = [span for span in calls if span.status.status_code is StatusCode.ERROR]
+    assert {span.status.description for span in failed} == {"ConnectionResetError"}
+    assert len(calls) - len(failed) == outcome.cost.expand_calls
+    attributes = [span.attributes for span in calls if span.attributes]
+    written = [each.get("banyan.generated_tokens", 0) for each in attributes]
+    assert sum(written) == outcome.cost.generated_tokens  # type: ignore[arg-type]
+    assert {each["banyan.lane"] for each in attributes} == {"first_steps", "demand"}
 
 
 async def test_a_call_outside_of_a_search_is_a_trace_of_its_own() -> None:
