@@ -443,7 +443,7 @@ class TracingSettings(Settings):
 class TelemetrySettings(Settings):
     """Metrics, traces, logs."""
 
-    metrics: bool = Field(True, description="Export Banyan's metrics (docs/operating.md) through Ray.")
+    metrics: bool = Field(True, description="Export Banyan's metrics (docs/monitoring.md) through Ray.")
     engine_metrics: bool = Field(False, description="Export vLLM's own metrics too, at some cost in throughput.")
     tracing: TracingSettings | None = Field(None, description="Trace searches, rounds and calls. Unset: no tracing.")
     search_log: bool = Field(True, description="Log one line of JSON per search, at any log_level.")

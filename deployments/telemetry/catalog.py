@@ -1,6 +1,6 @@
 """Every metric that Banyan publishes, declared once: its name, unit, labels and meaning.
 
-Ray publishes them as ``ray_<name>``. ``docs/operating.md`` has them in a table, and a test compares the two.
+Ray publishes them as ``ray_<name>``. ``docs/monitoring.md`` has them in a table, and a test compares the two.
 """
 
 from dataclasses import dataclass

@@ -69,7 +69,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Applicat
 
 @contextmanager
 def scraping(program: str, session_dir: Path, directory: Path) -> Iterator[httpx.Client]:
-    """Prometheus with the configuration of docs/operating.md; yields its API."""
+    """Prometheus with the configuration of docs/monitoring.md; yields its API."""
     discovery = session_dir / "prom_metrics_service_discovery.json"
     scrape = {"job_name": "banyan", "scrape_interval": "2s", "file_sd_configs": [{"files": [str(discovery)]}]}
     (directory / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))

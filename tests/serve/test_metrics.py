@@ -111,7 +111,7 @@ def moved(taken: list[Scrape]) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_every_metric_that_is_documented_is_published(name: str, scrapes: list[Scrape]) -> None:
-    """`tests/unit/telemetry` compares them with docs/operating.md."""
+    """`tests/unit/telemetry` compares them with docs/monitoring.md."""
     assert scrapes[-1].get(name)
     for sample in scrapes[-1][name]:
         assert sample.labels.keys() >= {"application", "deployment", "replica", *METRICS[name].labels}

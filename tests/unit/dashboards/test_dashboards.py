@@ -174,6 +174,6 @@ def test_every_alert_fires_and_none_where_all_is_well(tmp_path: Path) -> None:
 
 
 def test_every_alert_is_explained() -> None:
-    _, _, section = (ROOT / "docs" / "operating.md").read_text().partition("\n## Alerts\n")
+    _, _, section = (ROOT / "docs" / "monitoring.md").read_text().partition("\n## Alerts\n")
     explained = re.findall(r"^\*\*`(Banyan\w+)`\*\*", section.partition("\n## ")[0], re.MULTILINE)
     assert explained == [rule["alert"] for rule in rules()]

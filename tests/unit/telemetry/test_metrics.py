@@ -14,12 +14,12 @@ from deployments.telemetry.metrics import Instrument, Metrics, NoMetrics
 from tests.unit.telemetry.telemetry_world import Published
 
 ROW = re.compile(r"\| `(?P<name>ray_banyan_\w+)` \| (?P<kind>\w+) \| (?P<labels>[^|]*) \| (?P<help>[^|]+) \|")
-OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
+MONITORING = Path(__file__).parents[3] / "docs" / "monitoring.md"
 UNITS = ("_seconds", "_total", "_tokens", "_ratio", "_blocks", "_branches", "_calls", "_requests", "_places", "_bytes")
 
 
 def test_the_documentation_lists_exactly_the_metrics() -> None:
-    rows = {row["name"]: row for row in ROW.finditer(OPERATING.read_text(encoding="utf-8"))}
+    rows = {row["name"]: row for row in ROW.finditer(MONITORING.read_text(encoding="utf-8"))}
     assert rows.keys() == {f"ray_{name}" for name in METRICS}
     for name, metric in METRICS.items():
         row = rows[f"ray_{name}"]
