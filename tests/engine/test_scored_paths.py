@@ -51,7 +51,9 @@ class Unstarted(ScoringEngine):
         started: Any = SimpleNamespace(family=self.family, context=context, max_query_tokens=most)
         self._started = started
 
-    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+    async def _score(
+        self, request: ScoreRequest, batches: Batches, *, alone: bool = False, canary: bool = False
+    ) -> Scored:
         queries = [query async for batch in batches for query in batch]
         self.asked += [each.query for each in queries]
         return Scored({key: 1.0 for each in queries for key in each.keys}, ScoringCost())
