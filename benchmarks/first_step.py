@@ -43,9 +43,9 @@ from benchmarks.served_overhead import application
 from cluster.client import Client, Question, StepScored
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
-from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Split, draw_problems
 from deployments.startup.environment import set_environment
+from scripts.embedded.conversations import system_text
 from search.ports import branch_seed
 
 SIDES = ("without", "with")

@@ -40,9 +40,9 @@ from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import Searched, application, applications, http_for, served
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig, merged
-from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Problem, Split, draw_problems
 from deployments.startup.environment import set_environment
+from scripts.embedded.conversations import system_text
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {"strategy": "beam_search", "n": 16, "m": 4},

@@ -13,10 +13,10 @@ from benchmarks.memoized.generator import Language, Logits, MemoizedGenerator
 from benchmarks.memoized.paths import PagedTrunk, PathReader
 from benchmarks.memoized.scorer import MemoizedScorer
 from deployments.config import AppConfig
-from deployments.embedded.process_reward_model import load_prm
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.step_splitter import StepSplitter
+from scripts.embedded.process_reward_model import load_prm
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
-from deployments.embedded.language_model import qwen2_config
-from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
+from scripts.embedded.language_model import qwen2_config
+from scripts.embedded.tokenizer import build_tokenizer
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from deployments.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
 from deployments.engines.rewards.ensemble_head import SYSTEM_PROMPT
+from scripts.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
 from tests.engine.adapters import add_by_hand, save_adapter
 from tests.engine.published import (
     Input,

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from deployments.embedded.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from deployments.engines.encoding import ChatEncoder
+from scripts.embedded.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from search.errors import PromptTooLong
 
 HOSTILE = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.implicit import Implicit, ImplicitSettings
+from scripts.embedded.tokenizer import build_tokenizer
 from tests.engine.vocabularies import byte_level
 
 QUESTION, STEPS = "What is 1 + 2 + 3?", ("1 + 2 = 3.\n\n", "  3 + 3 = 6.\n", "The result is 6.")

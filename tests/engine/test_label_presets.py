@@ -7,12 +7,12 @@ import pytest
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from deployments.embedded.tokenizer import STEP_TAG, build_tokenizer
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import FAMILIES, parse_prm
 from deployments.engines.rewards.label_presets import LABEL_PRESETS, LabelTokensSettings
 from deployments.engines.rewards.labels import LabelSettings, LabelTemplate, LabelTokens
 from deployments.engines.rewards.token_class import TokenClass, TokenClassSettings
+from scripts.embedded.tokenizer import STEP_TAG, build_tokenizer
 from tests.engine.published import LABEL_INPUTS, LabelInput, trl_input
 from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece, token_id
 

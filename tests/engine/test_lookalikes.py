@@ -4,9 +4,9 @@ move no position. No engine is started; only its inputs are compared."""
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from deployments.embedded.tokenizer import END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
+from scripts.embedded.tokenizer import END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 
 FAMILIES = [
     {"family": "step_head"},

@@ -17,13 +17,13 @@ from vllm.model_executor.layers.pooler.tokwise import AllPool, TokenPooler
 from vllm.model_executor.layers.pooler.tokwise.heads import TokenClassifierPoolerHead
 from vllm.v1.worker.gpu.pool.pooling_runner import PoolingRunner
 
-from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.ensemble_model import Qwen2ForEnsemblePRM
 from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.heads import Head
 from deployments.engines.rewards.implicit import Implicit, ImplicitSettings
 from deployments.engines.rewards.implicit_model import AllRows, PolicyAndReference
 from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
+from scripts.embedded.tokenizer import build_tokenizer
 from tests.engine.reward_models import random_path
 
 BLOCK = 16

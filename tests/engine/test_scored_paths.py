@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.family import Query, RewardModelSettings
 from deployments.engines.scoring import INLINE_CHARACTERS, Batches, Scored, ScoringEngine
+from scripts.embedded.tokenizer import build_tokenizer
 from search.errors import ScoredPathTooLarge
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import ScoringCost

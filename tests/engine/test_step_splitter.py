@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.step_splitter import StepSplitter, spelled_in_pieces
+from scripts.embedded.tokenizer import build_tokenizer
 from search.tree import StepEnd
 from tests.engine.one_by_one import one_by_one
 from tests.engine.vocabularies import EOS, byte_level, sentencepiece, token_id, token_ids

@@ -18,7 +18,7 @@ from cluster.jobs.outputs import Identity, Outputs
 from cluster.jobs.run import Job, Settings
 from cluster.jobs.window import Window
 from deployments.embedded.problems import Split, check_steps, draw_problems
-from deployments.embedded.slips import solution_with_slips
+from scripts.embedded.slips import solution_with_slips
 from search.settings import parse_search
 from tests.serve.application import BEAM, Application, problems, request
 

@@ -3,9 +3,9 @@
 import random
 from itertools import islice
 
-from deployments.embedded.conversations import CHARS, MAX_SYSTEM_CHARS, SHARES, conversations, system_text
 from deployments.embedded.problems import Split, draw_problems
-from deployments.embedded.tokenizer import STEP_DELIMITER
+from scripts.embedded.conversations import CHARS, MAX_SYSTEM_CHARS, SHARES, conversations, system_text
+from scripts.embedded.tokenizer import STEP_DELIMITER
 
 BATCHES = 2_000
 HELD_OUT = {

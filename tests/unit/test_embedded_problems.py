@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from deployments.embedded.problems import Operation, Problem, Split, check_steps, draw_problems
-from deployments.embedded.slips import SLIP_ODDS, slip_odds, solution_with_slips
+from scripts.embedded.slips import SLIP_ODDS, slip_odds, solution_with_slips
 
 STEP = re.compile(r"(-?\d+) ([-+*]) (\d+) = (-?\d+)")
 

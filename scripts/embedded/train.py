@@ -1,4 +1,4 @@
-"""Trains the embedded models from random weights: ``python -m deployments.embedded.train``.
+"""Trains the embedded models from random weights: ``python -m scripts.embedded.train``.
 
 Deterministic on one machine with fixed versions; elsewhere different rounding gives other weights that learn the same
 task. It takes about an hour and a half on one core. Each stage reads what the stage before it has left in the work
@@ -15,8 +15,10 @@ import torch
 import typer
 from transformers import PreTrainedTokenizerFast
 
-from deployments.embedded.conversations import Conversation
-from deployments.embedded.language_model import (
+from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.settings import EMBEDDED_MODELS
+from scripts.embedded.conversations import Conversation
+from scripts.embedded.language_model import (
     GENERATOR_RUN,
     TRUNK_RUN,
     greedy_accuracy,
@@ -25,8 +27,7 @@ from deployments.embedded.language_model import (
     train_trunk,
     under_system_turns,
 )
-from deployments.embedded.problems import Split, draw_problems
-from deployments.embedded.process_reward_model import (
+from scripts.embedded.process_reward_model import (
     TRAINING_SEED,
     TRAINING_SOLUTIONS,
     label_samples,
@@ -35,13 +36,11 @@ from deployments.embedded.process_reward_model import (
     save_prm,
     train_process_reward_model,
 )
-from deployments.embedded.tokenizer import build_tokenizer
+from scripts.embedded.tokenizer import build_tokenizer
 
 HELD_OUT_SEED = 3
 HELD_OUT_SOLUTIONS = 2_000
 HELD_OUT_PROBLEMS = 1_000
-
-HERE = Path(__file__).parent
 
 
 class Stage(StrEnum):
@@ -78,16 +77,16 @@ def main(
 def _publish_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
     model = load_checkpoint(tokenizer, work, GENERATOR_RUN)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(HERE / "generator")
-    tokenizer.save_pretrained(HERE / "generator")
+    model.save_pretrained(EMBEDDED_MODELS / "generator")
+    tokenizer.save_pretrained(EMBEDDED_MODELS / "generator")
 
 
 def _train_and_publish_prm(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
     generator = load_checkpoint(tokenizer, work, GENERATOR_RUN)
     samples = label_samples(generator, tokenizer, Split.TRAIN, TRAINING_SEED, TRAINING_SOLUTIONS)
     model = train_process_reward_model(load_checkpoint(tokenizer, work, TRUNK_RUN), tokenizer, samples)
-    save_prm(model, tokenizer, HERE / "prm")
-    tokenizer.save_pretrained(HERE / "prm")
+    save_prm(model, tokenizer, EMBEDDED_MODELS / "prm")
+    tokenizer.save_pretrained(EMBEDDED_MODELS / "prm")
 
 
 def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> None:
@@ -103,7 +102,7 @@ def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> No
     )
     held_out = label_samples(generator, tokenizer, split, HELD_OUT_SEED, HELD_OUT_SOLUTIONS)
     steps = [right for solution in held_out for right in solution.right]
-    auc = measure_auc(load_prm(tokenizer, HERE / "prm"), tokenizer, held_out)
+    auc = measure_auc(load_prm(tokenizer, EMBEDDED_MODELS / "prm"), tokenizer, held_out)
     _record(
         "prm",
         {
@@ -118,7 +117,7 @@ def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> No
 
 def _record(model: str, figures: dict[str, object]) -> None:
     """Writes measured figures beside the weights."""
-    (HERE / model / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    (EMBEDDED_MODELS / model / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     typer.echo(f"{model}: {json.dumps(figures)}")
 
 

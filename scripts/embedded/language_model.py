@@ -2,7 +2,7 @@
 
 The model is trained on correct solutions until it is rarely wrong. This is the trunk of the process reward model,
 which must know more than the generator does. The generator is the same model after further training on solutions with
-slips (`deployments.embedded.slips`).
+slips (`scripts.embedded.slips`).
 """
 
 import json
@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from deployments.embedded.conversations import CHARS, Conversation, conversations, system_text
 from deployments.embedded.problems import LEVELS, Problem, Split, draw_problems
-from deployments.embedded.slips import solution_with_slips
-from deployments.embedded.tokenizer import CONTEXT_TOKENS, STEP_DELIMITER, TURN_END
+from scripts.embedded.conversations import CHARS, Conversation, conversations, system_text
+from scripts.embedded.slips import solution_with_slips
+from scripts.embedded.tokenizer import CONTEXT_TOKENS, STEP_DELIMITER, TURN_END
 
 BATCH = 64
 SEED = 1

@@ -23,10 +23,10 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
-from deployments.embedded.conversations import Conversation, conversations
-from deployments.embedded.language_model import encode_prompt, qwen2_config, write_solutions
 from deployments.embedded.problems import LEVELS, Split, check_steps, draw_problems
-from deployments.embedded.tokenizer import STEP_DELIMITER, STEP_TAG
+from scripts.embedded.conversations import Conversation, conversations
+from scripts.embedded.language_model import encode_prompt, qwen2_config, write_solutions
+from scripts.embedded.tokenizer import STEP_DELIMITER, STEP_TAG
 
 TRAINING_SOLUTIONS = 20_000
 TRAINING_SEED = 4
