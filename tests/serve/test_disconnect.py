@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray import serve
 
-from deployments.calls.handles import release
+from deployments.calls.serve_calls import release
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from tests.serve.application import Application, new_prefix, problems, request, until
 
