@@ -145,12 +145,12 @@ class OwnerOrder:
         """The position of a search's next request among those of its owner: lower goes first."""
         return self._owners[owner].order.position(search_id)
 
-    def turn(self, waiting: Collection[str]) -> str | None:
+    def turn(self, waiting: Collection[str | None]) -> str | None:
         """The owner of the next request to start, among those with requests that wait. None where each of them has all
         the slots that it may have."""
-        able = [owner for owner in waiting if not self._is_full(owner)]
-        if self._left and self._turn_of in able:
+        if self._left and self._turn_of in waiting and not self._is_full(self._turn_of):
             return self._turn_of
+        able = [owner for owner in waiting if owner is not None and not self._is_full(owner)]
         return min(able, key=self._next_turn, default=None)
 
     def started(self, owner: str) -> None:

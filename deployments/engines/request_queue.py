@@ -140,24 +140,29 @@ class _Queued:
     @property
     def first(self) -> EngineRequest | None:
         """The request that starts next. None where none may."""
-        for owner, heap in [*self.heaps.items()]:
+        heaps = self.heaps
+        if not heaps:
+            return None
+        for owner in [owner for owner, heap in heaps.items() if heap[0][2].ending is not None]:
+            heap = heaps[owner]
             while heap and heap[0][2].ending is not None:
                 heapq.heappop(heap)
             if not heap:
-                del self.heaps[owner]
-        if not self.heaps:
-            return None
-        owners = [owner for owner in self.heaps if owner is not None]
-        if len(owners) < len(self.heaps):
-            return self.heaps[None][0][2]
-        owner = self.order.turn(owners)
-        return None if owner is None else self.heaps[owner][0][2]
+                del heaps[owner]
+        if None in heaps:
+            return heaps[None][0][2]
+        owner = self.order.turn(heaps)
+        return None if owner is None else heaps[owner][0][2]
 
     def start(self, request: EngineRequest) -> None:
         """Removes the request that starts next."""
-        heapq.heappop(self.heaps[request.owner])
-        if request.owner is not None:
-            self.order.started(request.owner)
+        owner = request.owner
+        heap = self.heaps[owner]
+        heapq.heappop(heap)
+        if not heap:
+            del self.heaps[owner]
+        if owner is not None:
+            self.order.started(owner)
 
 
 def _no_call(request: EngineRequest) -> None:
