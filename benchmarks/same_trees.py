@@ -7,7 +7,7 @@ since an engine sums in another order in another batch; the largest difference i
 
     python -m benchmarks.same_trees
     python -m benchmarks.same_trees --exact            # on a GPU: equal trees in 16 bits, too
-    python -m benchmarks.same_trees --dtype bfloat16   # equal trees are not promised: those that differ are counted
+    python -m benchmarks.same_trees --dtype bfloat16   # without a claim: counts the trees that differ
 """
 
 import asyncio

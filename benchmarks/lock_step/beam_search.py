@@ -18,7 +18,7 @@ from search.ports import branch_seed
 from search.tree import NodeId
 
 SCORE_DIGITS = 6
-"""Scores are compared by so many digits: beams of the same text tie, whatever their batch did to the last digits."""
+"""Number of digits of a score that count: beams of the same text tie, although rounding differs between batches."""
 
 
 class BeamSettings(NamedTuple):

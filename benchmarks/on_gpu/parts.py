@@ -25,7 +25,7 @@ PROCESSES = (2, 4)
 MOST_TASKS = 128
 """Tasks of one turn."""
 COMPARED = 20
-"""Problems of the comparison of results: the last ones of lock step, some of which were solved alone."""
+"""Number of problems whose results are compared: those that lock step solved last, some of them one at a time."""
 
 
 FINISHED = {"finished": True}

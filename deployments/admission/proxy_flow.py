@@ -19,9 +19,9 @@ REPLY_WINDOW_BYTES = 1 << 19
 """Maximum size of what the proxy has not yet written of one reply; a piece of `deployments.admission.flow` comes on
 top."""
 TELL_BODY_BYTES = 1 << 19
-"""A controller acknowledges a body after every so many bytes."""
+"""Number of a body's bytes after which a controller sends an acknowledgement."""
 TELL_REPLY_BYTES = 1 << 16
-"""The proxy acknowledges a reply after every so many bytes."""
+"""Number of a reply's bytes after which the proxy sends an acknowledgement."""
 TAKE_S = 300.0
 """Longest wait for a controller to take some of a body; then the request counts as disconnected."""
 ANNOUNCE_S = 10.0

@@ -141,7 +141,7 @@ class Pool:
         """Whether the call may have ended the engine of its replica.
 
         A replica that is gone without last words was killed, or died itself: any of its calls may have done that,
-        except those that were made after it was known to be gone.
+        except calls that were made when the replica's end was known.
 
         Raises:
             OnlyWaited: the replica is gone, and the call has not ended it.

@@ -81,14 +81,14 @@ class FairOrder:
 
 @dataclass(eq=False, slots=True)
 class _Owner:
-    """What is known of an owner; a replica meets as many as there are API keys."""
+    """State of one owner. There are at most as many as API keys."""
 
     order: FairOrder = field(default_factory=FairOrder)
     """The turns of its searches."""
     requests: int = 0
     """Number of its live requests."""
     running: int = 0
-    """Number of those that have started."""
+    """Number of its requests at the engine."""
     next_turn: int = 0
     """Virtual time at which its next turn starts, in requests that were started for it."""
 

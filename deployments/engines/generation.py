@@ -285,8 +285,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _submit(
         self, call: EngineCall[Child], request: ExpandRequest, template: SamplingParams, ahead: SearchAhead | None
     ) -> list[Child]:
-        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the others:
-        without steps those that are given back, with an empty one those whose prefix already fills the context.
+        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns children
+        for the others: without steps for a branch that is given back, with an empty step where the prefix already fills
+        the context.
 
         ``template``: parameters of all branches, but for seed and length.
         """
