@@ -212,14 +212,8 @@ class EngineCall(Generic[Label]):
         self._cut_short = self._cut_short or bool(self._requests)
         self._changed.set()
         requests, self._requests = self._requests, {}
-        aborted = [request for request in requests if request.ending is None]
-        for request in requests:
-            if request.ending is None:
-                self._queue.end(request, Ending.ABORTED)
-            else:
-                request.discard(request.output)
         # Also at its deadline: others must not wait for a caller that does not take what it has got.
-        self._aborts.begin(aborted, self._leave_alone)
+        self._aborts.begin(self._queue.drop(requests), self._leave_alone)
 
     def _leave_alone(self) -> None:
         if self._in_turn:

@@ -7,7 +7,7 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -481,6 +481,18 @@ class RequestQueue:
             self._order.leave(request.owner, request.started)
         self.wake()
         request.on_end(request)
+
+    def drop(self, requests: Iterable[EngineRequest]) -> list[EngineRequest]:
+        """Ends requests that nobody wants any more; outputs of those that have ended are discarded. Returns those that
+        were alive, to be aborted at the engine."""
+        requests = [*requests]
+        alive = [request for request in requests if request.ending is None]
+        for request in requests:
+            if request.ending is None:
+                self.end(request, Ending.ABORTED)
+            else:
+                request.discard(request.output)
+        return alive
 
     def wake(self) -> None:
         """Looks again whether a request can start."""

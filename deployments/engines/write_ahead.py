@@ -262,13 +262,7 @@ class WriteAhead:
 
     def give_up(self, requests: Sequence[EngineRequest]) -> None:
         """Ends requests that were written ahead. Also called by the queue, when demand needs their place."""
-        alive = [request for request in requests if request.ending is None]
-        for request in requests:
-            if request.ending is None:
-                self._queue.end(request, Ending.ABORTED)
-            else:
-                request.discard(request.output)
-        self._abort(alive)
+        self._abort(self._queue.drop(requests))
 
     def _number(self, owner: _Round, step: _FinishedStep) -> int:
         """The number of children of a step to write ahead."""

@@ -1,7 +1,6 @@
 """Token-level beam search: what ``/v1/completions`` does, without HTTP."""
 
 import asyncio
-from functools import partial
 from typing import NamedTuple, Protocol
 
 from deployments.service.places import Place
@@ -52,7 +51,7 @@ class CompletionService:
         place.charged += job.prompt_tokens
         # The call should end by the request's own deadline; this timeout ends one that does not.
         suspects, request = self._searches.suspects, job.request
-        with suspects.request(request.search_id, place.owner.name, partial(job.digest, place.owner.name)):
+        with suspects.request(request.search_id, place.owner.name, job.digest):
             async with asyncio.timeout(request.deadline_s + GRACE_S):
                 with late_is_timeout(request.deadline_s):
                     reply = await self._generator.token_beam(request)

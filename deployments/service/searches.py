@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import NamedTuple
 
 from deployments.service.places import Place, Places
@@ -138,7 +137,7 @@ class SearchService:
             SearchError: the search has no answer; see `search.errors`.
             TimeoutError: it had none by the operator's wall-clock limit, or did not end by its own deadline.
         """
-        with self.suspects.request(job.search_id, place.owner.name, partial(job.digest, place.owner.name)):
+        with self.suspects.request(job.search_id, place.owner.name, job.digest):
             return await self._search(job, place, *sinks)
 
     async def _search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
@@ -181,7 +180,7 @@ class SearchService:
 
     def check(self, job: SearchJob, place: Place) -> None:
         """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
-        self.suspects.check(place.owner.name, partial(job.digest, place.owner.name))
+        self.suspects.check(place.owner.name, job.digest)
 
     async def score(self, job: ScoreJob, place: Place) -> ScoreOutcome:
         """Scores the one path of a job, and adds the tokens to ``place``; if it fails or is cancelled, only the job's.
@@ -192,8 +191,7 @@ class SearchService:
             TimeoutError: it gave none by the request's deadline.
         """
         place.charged += job.prompt_tokens
-        owner = place.owner.name
-        watched = self.suspects.request(job.request.search_id, owner, partial(job.digest, owner))
+        watched = self.suspects.request(job.request.search_id, place.owner.name, job.digest)
         with watched, late_is_timeout(job.request.deadline_s):
             rows = await self._environment.scorer.score(job.request)
         [rewards] = rows

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 from cachetools import TTLCache
 
@@ -100,18 +100,21 @@ class Suspects:
         self._left: deque[tuple[str, bytes]] = deque(maxlen=MAX_LEFT)
         """The last requests that did not end well, with their digests: perhaps an engine is about to die of one."""
 
-    def check(self, owner: str, asked: Callable[[], bytes]) -> None:
+    def check(self, owner: str, asked: Callable[[str], bytes]) -> None:
         """
         Args:
             owner: the API key or address that asks.
-            asked: returns the digest of what is asked; called only where any is remembered.
+            asked: returns the digest of what an owner asks; called only where any is remembered.
 
         Raises:
             HarmfulRequest: a request that asked the same is harmful, or `MAX_HARMFUL` of the owner's were.
         """
+        self._check(owner, partial(asked, owner))
+
+    def _check(self, owner: str, digest: Callable[[], bytes]) -> None:
         if not self._harmful:
             return
-        if asked() in self._harmful:
+        if digest() in self._harmful:
             raise HarmfulRequest("a request like this one ended an engine twice")
         if (harmful := [*self._harmful.values()].count(owner)) >= MAX_HARMFUL:
             raise HarmfulRequest(
@@ -119,14 +122,14 @@ class Suspects:
             )
 
     @contextmanager
-    def request(self, search_id: str, owner: str, asked: Callable[[], bytes]) -> Iterator[None]:
+    def request(self, search_id: str, owner: str, asked: Callable[[str], bytes]) -> Iterator[None]:
         """Context of one request. ``owner``, ``asked``: see `check`.
 
         Raises:
             HarmfulRequest: see `check`.
         """
-        digest = cache(asked)
-        self.check(owner, digest)
+        digest = cache(partial(asked, owner))
+        self._check(owner, digest)
         known = bool(self._suspected) and digest() in self._suspected
         request = self._requests[search_id] = _Request(owner, digest, known)
         finished = False
@@ -151,7 +154,7 @@ class Suspects:
         request = self._requests.get(search_id)
         if request is None:
             return Standing()
-        self.check(request.owner, request.digest)
+        self._check(request.owner, request.digest)
         standing = request.standings.get(pool)
         if standing is None:
             standing = request.standings[pool] = Standing(apart_for_good=request.known)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -190,8 +190,8 @@ def expands(search_id: str, ahead: Ahead | None = None) -> ExpandRequest:
     return ExpandRequest(search_id, parts, Sampling(), StopCondition.STEP, Lane.DEMAND, 30.0, ahead=ahead)
 
 
-def asked(name: str) -> Any:
-    return name.encode
+def asked(name: str) -> Callable[[str], bytes]:
+    return lambda owner: name.encode()
 
 
 async def scored(scorer: HandleScorer, suspects: Suspects, name: str, calls: int = 1) -> str:
