@@ -362,6 +362,12 @@ class GeneratorSettings(EngineSettings):
     step_delimiter: Delimiter = Field(
         "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
     )
+    tool_parser: str | None = Field(
+        None,
+        min_length=1,
+        description="vLLM's parser for the model's tool calls (its `--tool-call-parser`). Unset: found from the chat "
+        "template where that is certain ([clients.md](clients.md#agents-and-tools)).",
+    )
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
         description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search goes on "

@@ -1,10 +1,11 @@
 """The dependencies of a search in one object, shared by all searches of a process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
-from search.answers.equivalence import AnswerMatcher
+from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
 from search.ports import Generator, StepScorer
 from search.run.solver import Solver
@@ -24,6 +25,12 @@ AnswerExtractor = Callable[[str], str | None]
 """Extracts the answer from a path's text; None if it has none. Fast and pure, because it runs on the event loop."""
 
 
+class Matcher(Protocol):
+    """Tells which answers of a search are the same; see `search.answers.equivalence.AnswerMatcher`."""
+
+    async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping: ...
+
+
 @dataclass(frozen=True)
 class SearchEnvironment:
     """The ports, answer functions and solver that all searches of a process share."""
@@ -32,7 +39,7 @@ class SearchEnvironment:
     scorer: StepScorer
     context_tokens: int
     """The generator's context length, in tokens."""
-    matcher: AnswerMatcher
+    matcher: Matcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
     solver: Solver = field(default_factory=Solver)
