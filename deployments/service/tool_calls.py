@@ -1,8 +1,11 @@
 """The tool calls in what a model wrote, read by vLLM's parser in a worker process."""
 
 import asyncio
+import hashlib
 import json
 import sys
+from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,11 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from search.answers.equivalence import WAIT_S, Grouping
+from search.answers.json_answer import json_answer
 from search.answers.thoughts import outside_thoughts
 from search.answers.tool_calls import ToolCall, calls_answer
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.tools.worker_process import WorkerLost, WorkerProcess
+from search.tree import Node
 
 WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
 STARTUP_S = 180.0
@@ -86,37 +91,63 @@ class ToolCallParser:
 Read = Callable[[str], Awaitable[Said]]
 
 
-class ToolCallReader:
-    """Reads the answers of one search with tools.
+class CallReader(ABC):
+    """Reads the calls in the answers of one search."""
+
+    def __init__(self, prompt: Sequence[int], parallel: bool, exclude_arguments: Collection[str]) -> None:
+        """
+        Args:
+            prompt: that of the search.
+            parallel: whether there may be more than one call; if not, the first counts.
+            exclude_arguments: names of arguments by which calls do not differ.
+        """
+        self._prompt = hashlib.blake2b(array("L", prompt).tobytes(), digest_size=16).digest()
+        self._parallel = parallel
+        self._exclude = frozenset(exclude_arguments)
+
+    @abstractmethod
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        """The environment of the search. ``shared``: that of searches without tools."""
+
+    @abstractmethod
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        """What the path to ``node`` says, one of those that answer."""
+
+    def answered(self, outcome: SearchOutcome) -> SearchOutcome:
+        """The outcome with its answers as clients read them."""
+        return outcome
+
+    def ids(self, outcome: SearchOutcome, said: Said) -> list[str]:
+        """The ids of calls: the same for the same seed and prompt, and others for another prompt."""
+        told = json.dumps([outcome.seed, said.calls]).encode()
+        digest = hashlib.blake2b(told, digest_size=12, key=self._prompt).hexdigest()
+        return [f"call_{digest}{index:02x}" for index in range(len(said.calls))]
+
+    def _kept(self, said: Said) -> Said:
+        return said if self._parallel else said._replace(calls=said.calls[:1])
+
+
+class WrittenCalls(CallReader):
+    """Calls that a model may write among its text.
 
     In the search an answer is a path's whole text; the reader is its matcher, for which equal calls are one answer.
     Other texts are grouped by the answers in them, or where these have none, as they are.
     """
 
     def __init__(
-        self, read: Read, shared: SearchEnvironment, parallel: bool = True, exclude_arguments: Collection[str] = ()
+        self, read: Read, prompt: Sequence[int] = (), parallel: bool = True, exclude_arguments: Collection[str] = ()
     ) -> None:
-        """
-        Args:
-            read: what a text without thoughts says.
-            shared: the environment of searches without tools.
-            parallel: whether there may be more than one call; if not, the first counts.
-            exclude_arguments: names of arguments by which calls do not differ.
-        """
+        """``read``: what a text without thoughts says."""
+        super().__init__(prompt, parallel, exclude_arguments)
         self._read = read
-        self._shared = shared
-        self._parallel = parallel
-        self._exclude = frozenset(exclude_arguments)
         self._said: dict[str, Said] = {}
 
-    @property
-    def environment(self) -> SearchEnvironment:
-        """The environment of the search."""
-        return replace(self._shared, matcher=self, extract_answer=str)
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        self._shared = shared
+        return replace(shared, matcher=self, extract_answer=str)
 
-    def said(self, text: str) -> Said:
-        """What one of the search's answers says."""
-        return self._said[text]
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        return self._said[outcome.tree.answer_of(node) or ""]
 
     async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
         """See `AnswerMatcher.grouping`."""
@@ -136,7 +167,7 @@ class ToolCallReader:
         return Grouping(sorted(groups), read.unread)
 
     def answered(self, outcome: SearchOutcome) -> SearchOutcome:
-        """The outcome with answers in place of whole texts: calls in canonical form, the answer in a text, or None."""
+        """The outcome with answers in place of whole texts: calls in canonical form, the answer in a text, or none."""
         selection = outcome.selection
         groups = tuple(group._replace(answer=self._answer(group.answer) or "") for group in selection.groups)
         answer = None if selection.answer is None else self._answer(selection.answer)
@@ -148,5 +179,45 @@ class ToolCallReader:
 
     async def _read_outside_thoughts(self, text: str) -> Said:
         content = "".join(text[start:end] for start, end in outside_thoughts(text))
-        said = await self._read(content.lstrip("\n") if content != text else text)
-        return said if self._parallel else said._replace(calls=said.calls[:1])
+        return self._kept(await self._read(content if content == text else content.lstrip("\n")))
+
+
+class ForcedCalls(CallReader):
+    """Calls to which a JSON schema holds the answer: its whole text is JSON.
+
+    As vLLM writes it: the arguments of the one function that must be called, or a list of calls, each with ``name`` and
+    ``parameters``.
+    """
+
+    def __init__(
+        self,
+        function: str | None = None,
+        prompt: Sequence[int] = (),
+        parallel: bool = True,
+        exclude_arguments: Collection[str] = (),
+    ) -> None:
+        """``function``: the one that must be called; None: any of them."""
+        super().__init__(prompt, parallel, exclude_arguments)
+        self._function = function
+
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        def answer(text: str) -> str | None:
+            calls = self._calls(text)
+            return calls_answer(calls, self._exclude) if calls else None
+
+        return replace(shared, json_answer=answer)
+
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        text = outcome.tree.text_of(node)
+        calls = self._calls(text)
+        return self._kept(Said("", calls)) if calls else Said(text)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        """The calls in a text; none in one that a limit has cut off."""
+        if json_answer(text) is None:
+            return ()
+        if self._function is not None:
+            return (ToolCall(self._function, text.strip()),)
+        return tuple(
+            ToolCall(call["name"], json.dumps(call["parameters"], ensure_ascii=False)) for call in json.loads(text)
+        )

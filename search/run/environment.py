@@ -7,6 +7,7 @@ from typing import Protocol
 
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
+from search.answers.json_answer import json_answer
 from search.ports import Generator, StepScorer
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
@@ -42,6 +43,8 @@ class SearchEnvironment:
     matcher: Matcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
+    json_answer: AnswerExtractor = json_answer
+    """The answer of a path that a JSON schema holds."""
     solver: Solver = field(default_factory=Solver)
     step_hook: StepHook | None = None
     """Sees every new step before it is scored."""
