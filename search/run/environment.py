@@ -32,6 +32,11 @@ class Matcher(Protocol):
     async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping: ...
 
 
+async def are_same(matcher: Matcher, first: str, second: str) -> bool:
+    """Whether two answers are the same."""
+    return len((await matcher.grouping([first, second])).groups) == 1
+
+
 @dataclass(frozen=True)
 class SearchEnvironment:
     """The ports, answer functions and solver that all searches of a process share."""
