@@ -164,7 +164,8 @@ class SearchTree:
     def multiplicity(self, node: Node) -> Fraction:
         """An estimate of the probability that the generator writes the path to a node, independent of what the search
         preferred: the product over its steps of copies / samples at that step, pruned ones included. 1 if siblings are
-        not merged, and for steps of lookaheads."""
+        not merged, and for steps of lookaheads. A fraction, because rounding would break ties of answers that were
+        written equally often."""
         return Fraction(*self.counts_and_samples(node, {}))
 
     def counts_and_samples(self, node: Node, known: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
@@ -263,7 +264,7 @@ class SearchTree:
 
     def give_back(self, nodes: Collection[Node]) -> None:
         """Removes pending children that the generator gave back. Their indices are not used again, so the seeds of
-        other children do not depend on what was given back."""
+        other children do not depend on what was given back, and a replay knows every child by its id."""
         for node in nodes:
             parent = node.parent
             if parent is None or node.status is not NodeStatus.PENDING or node.is_lookahead:

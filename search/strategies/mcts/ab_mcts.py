@@ -29,6 +29,7 @@ class ABMCTS(Strategy):
 
     In the paper a node is a whole answer. Here one generation writes a path to its end by default, and each of its
     steps is a node below the one before: every generation gives an answer, and the search can return to any step.
+    With one step per generation the search would widen at the top and rarely reach an answer within its budget.
     """
 
     aliases = ("abmcts",)
