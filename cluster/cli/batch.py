@@ -52,7 +52,7 @@ def run_batch(request: Request, url: str | None, config: Path | None, console: C
     given = look_at(request.given, request.kind)
     problems = given.kind is InputKind.PROBLEMS
     if not problems and (request.settings.trees or request.export_file):
-        refuse("--trees and --export are for problems; what requests of a batch file return, they say themselves")
+        refuse("--trees and --export need problems: each request of a batch file says itself what it returns")
     with target(url, config, request.api_key, console) as driven:
         done = asyncio.run(_do(request, given, driven, console))
     for table in summary_tables(done.summary):
@@ -64,7 +64,7 @@ def run_batch(request: Request, url: str | None, config: Path | None, console: C
         console.print(Text(f"errors, each with its line: {done.errors_path}"), style="yellow", soft_wrap=True)
     _write_files(request, done, console)
     if done.stopped:
-        fail(f"{done.stopped}\nWhat is done is in {request.output}; the same command goes on with the rest")
+        fail(f"{done.stopped}\nWhat is done is in {request.output}; the same command resumes the job")
     if not done.summary.results:
         fail("no line has a result")
 

@@ -147,7 +147,7 @@ def strategies(
     from search.strategies.catalog import STRATEGIES
 
     if name is not None and name not in STRATEGIES:
-        refuse(f"there is no strategy {name!r}; there are: {', '.join(STRATEGIES)}")
+        refuse(f"unknown strategy {name!r}; available: {', '.join(STRATEGIES)}")
     show_strategies(Console(file=sys.stdout), name)
 
 
@@ -179,7 +179,7 @@ def solve(
     from cluster.evaluation.search_field import search_field
 
     if effort is not None and (strategy, n) != ("beam_search", 16):
-        refuse("--effort is a whole search: leave out --strategy and --n")
+        refuse("--effort selects a complete search: leave out --strategy and --n")
 
     async def ask() -> None:
         search = search_field(strategy, n) if effort is None else {}
@@ -386,7 +386,7 @@ def batch(
     written = [*paths(output), *(file for file in (parquet, json_file, export) if file is not None)]
     files = [given, *map(_writable, written)]
     if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("IN, OUT, what stands beside it, --parquet, --json and --export must be different files")
+        refuse("IN, OUT, the files beside OUT, --parquet, --json and --export must be different files")
     with plain_failures():
         keeps_trees = trees or export is not None
         search = search_field(strategy, n) | ({"logprobs": True} if keeps_trees else {})

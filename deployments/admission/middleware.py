@@ -126,7 +126,9 @@ def place_of(scope: Scope) -> Place:
     """
     place: Place | None = scope.get("state", {}).get("place")
     if place is None:
-        raise ApiError("this route needs a place, and requests to it get none", code="not_admitted")
+        raise ApiError(
+            "this route needs a slot but is not listed in WORK (deployments/admission/proxy.py)", code="not_admitted"
+        )
     return place
 
 

@@ -56,7 +56,7 @@ MOST_RESTING = 10_000
 MESSAGES = {
     "places": "all slots for searches are taken; try again shortly",
     "owner": "this API key has reached its limit of concurrent requests (limits.places)",
-    "tokens_per_minute": "this API key has used its tokens per minute (limits.tokens_per_minute)",
+    "tokens_per_minute": "this API key has reached its limit of tokens per minute (limits.tokens_per_minute)",
 }
 """Error message by reason of refusal."""
 

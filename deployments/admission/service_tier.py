@@ -12,7 +12,9 @@ DEFAULT = "default"
 
 ServiceTier = Annotated[
     Literal["auto", "default", "flex", "fast", "priority", "scale", "ultrafast"],
-    Field(description="flex: of lower priority, let in where places are left. All others of OpenAI's are default."),
+    Field(
+        description="flex: low priority, admitted only while enough slots are left. All other tiers count as default."
+    ),
 ]
 """The values that OpenAI's clients may send."""
 _FIELD = re.compile(rb'"service_tier"\s*:\s*"flex"')

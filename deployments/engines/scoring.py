@@ -368,7 +368,7 @@ def odd_rewards(right: float, wrong: float) -> str | None:
     if abs(right - wrong) < MIN_DIFFERENCE:
         return f"{told}: they are the same"
     if {right, wrong} <= {0.0, 1.0}:
-        return f"{told}: such rewards know no doubt, as those of weights that were not trained"
+        return f"{told}: rewards of exactly 0 and 1 suggest that the weights were not trained"
     return None
 
 

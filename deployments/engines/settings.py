@@ -144,7 +144,7 @@ class Settings(BaseModel):
 
 
 class ReplicaSettings(Settings):
-    """How many replicas a deployment has and what each of them reserves."""
+    """The number of a deployment's replicas, and the resources that each of them reserves."""
 
     min_replicas: int = Field(
         1, ge=1, le=1024, description="Lower bound of autoscaling, and the number of replicas at the start."
@@ -313,7 +313,9 @@ class EngineSettings(Settings):
         found: dict[str, str] = {}
         tokenizer = self.engine_args.get("tokenizer")
         if tokenizer and _looks_local(tokenizer) and not Path(tokenizer).is_dir():
-            found["engine_args.tokenizer"] = f"there is no directory {tokenizer}; a hub id, or a tokenizer's directory"
+            found["engine_args.tokenizer"] = (
+                f"there is no directory {tokenizer}: give a hub id, or a tokenizer's directory"
+            )
         if self.chat_template_file and not self.chat_template_file.is_file():
             found["chat_template"] = f"there is no file {self.chat_template}"
         return found
@@ -350,7 +352,7 @@ class EngineSettings(Settings):
     @classmethod
     def _known_embedded(cls, model: str) -> str:
         if model.startswith("embedded:") and model not in (EMBEDDED_GENERATOR, EMBEDDED_PRM):
-            raise ValueError(f"no embedded model {model!r}; there are {EMBEDDED_GENERATOR!r} and {EMBEDDED_PRM!r}")
+            raise ValueError(f"unknown embedded model {model!r}; available: {EMBEDDED_GENERATOR!r}, {EMBEDDED_PRM!r}")
         return model
 
 

@@ -36,11 +36,11 @@ class NoPlace(RuntimeError):
 
     def __str__(self) -> str:
         if self.reason is Refused.OWNER:
-            return f"this API key has {self.most} requests at work, as many as it may (limits.places)"
+            return f"this API key has reached its limit of {self.most} concurrent requests (limits.places)"
         if self.reason is Refused.FLEX:
-            return f"flex requests are let in while fewer than {self.most} places are taken; try again shortly"
-        waited = ", and none came free in time" if self.reason is Refused.QUEUE else ""
-        return f"all {self.most} places for searches are taken{waited}; try again shortly"
+            return f"flex requests are admitted only while fewer than {self.most} slots are taken; try again shortly"
+        waited = ", and none became free in time" if self.reason is Refused.QUEUE else ""
+        return f"all {self.most} slots for searches are taken{waited}; try again shortly"
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Places:
     def check_integrity(self) -> list[str]:
         """Leaked places and queue entries, when no request is at work; empty when all is well."""
         now = time.monotonic()
-        problems = [f"a place has been held for {now - place.since:.0f} s" for place in self._held]
+        problems = [f"a slot has been held for {now - place.since:.0f} s" for place in self._held]
         left = {"wait for a place": self.waiting, "places are promised": self._promised}
         return problems + [f"{count} {what}" for what, count in left.items() if count]
 

@@ -115,10 +115,10 @@ class Suspects:
         if not self._harmful:
             return
         if digest() in self._harmful:
-            raise HarmfulRequest("a request like this one ended an engine twice")
+            raise HarmfulRequest("a request like this one crashed an engine twice")
         if (harmful := [*self._harmful.values()].count(owner)) >= MAX_HARMFUL:
             raise HarmfulRequest(
-                f"{harmful} requests of this client ended an engine twice each; its requests are refused for an hour"
+                f"{harmful} requests of this client crashed an engine twice each; its requests are refused for an hour"
             )
 
     @contextmanager
@@ -187,18 +187,18 @@ class Suspects:
             self._harmful[digest] = request.owner
             self._suspected.pop(digest, None)
         logger.error(
-            "request %s ended an engine twice, the second time alone; for %g s requests that ask the same are refused "
-            "(%s)",
+            "request %s crashed an engine twice, the second time alone; requests that ask the same are refused "
+            "for %g s (%s)",
             search_id,
             REMEMBERED_S,
             digest.hex(),
         )
         self._on_harmful()
-        return HarmfulRequest("this request ended an engine twice")
+        return HarmfulRequest("this request crashed an engine twice")
 
     def check_integrity(self) -> list[str]:
         """Requests that are still open, when none is at work."""
-        return [f"request {search_id} is still watched" for search_id in self._requests]
+        return [f"request {search_id} is still registered" for search_id in self._requests]
 
 
 def digest_of(owner: str, kind: str, prompts: Sequence[Sequence[int]], *more: object) -> bytes:

@@ -16,7 +16,8 @@ def _absolute(path: Path) -> Path:
 
 
 class StoreSettings(BaseModel):
-    """All caps are of one API key; without keys, of all clients together."""
+    """Storage of files, batches, searches and responses. Limits hold for each API key; without keys, for all clients
+    together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

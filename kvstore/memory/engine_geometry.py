@@ -116,7 +116,7 @@ def _why_unknown(config: VllmConfig) -> str | None:
     model, cache = config.model_config, config.cache_config
     dtypes = UNQUANTIZED_DTYPES if model.use_mla else UNQUANTIZED_DTYPES | FP8_DTYPES
     reasons = {
-        "it has layers that are no attention": model.is_attention_free or model.is_hybrid or model.has_noops,
+        "it has layers without attention": model.is_attention_free or model.is_hybrid or model.has_noops,
         "its layers differ in their heads": getattr(model.model_arch_config, "per_layer_overrides", None) is not None,
         "it keeps an index beside its latent vectors": bool(getattr(model.hf_text_config, "index_topk", None)),
         "a draft model has layers too": config.speculative_config is not None,

@@ -64,7 +64,7 @@ def model_geometry(
 def _kinds(text: Any) -> list[str]:
     """Attention type of each layer: ``FULL`` or ``SLIDING``."""
     for name, value in text.to_dict().items():
-        reason = UNPLANNED.get(name) or ("it has layers that are no attention" if name.startswith(OTHER_LAYERS) else "")
+        reason = UNPLANNED.get(name) or ("it has layers without attention" if name.startswith(OTHER_LAYERS) else "")
         if value and reason:
             raise UnknownGeometry(f"{text.model_type}: {reason}")
     window = getattr(text, "sliding_window", None)

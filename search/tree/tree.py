@@ -341,7 +341,7 @@ class SearchTree:
     def take_up(self, node: Node) -> None:
         """Puts a failed node back in flight: written if it has its step, pending otherwise."""
         if node.status is not NodeStatus.FAILED:
-            raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be resumed")
         self._set_status(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
         # The node will arrive after nodes that were requested later, but a fold takes nodes in the order of requests.
         self._folds.clear()
@@ -364,7 +364,7 @@ class SearchTree:
     def reopen(self, node: Node) -> None:
         """Opens a pruned node that has a reward."""
         if node.status is not NodeStatus.PRUNED or node.reward is None:
-            raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be reopened")
         self._set_status(node, NodeStatus.OPEN)
 
     def restore(

@@ -132,5 +132,5 @@ async def test_an_engine_that_keeps_more_than_expected_is_refused(tmp_path: Path
     as_expected: Any = Engine(config, expected)
     assert await engine_geometry(as_expected) == expected
     larger: Any = Engine(config, expected._replace(bytes_per_block=expected.bytes_per_block + 64))
-    with pytest.raises(EngineStartError, match=r"\+64 bytes a block"):
+    with pytest.raises(EngineStartError, match=r"\+64 bytes per block"):
         await engine_geometry(larger)

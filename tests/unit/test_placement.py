@@ -113,7 +113,7 @@ def test_the_kv_of_a_token_depends_on_its_type(changed: dict[str, Any], factor: 
         ({"cpu_offload_gb": 4}, "engine_args.cpu_offload_gb changes what the weights take"),
         ({"quantization": "fp8"}, "engine_args.quantization changes what the weights take"),
         ({"hf_overrides": {"layer_types": ["linear_attention"] * 36}}, "it has layers of linear_attention"),
-        ({"hf_overrides": {"mamba_d_state": 16}}, "it has layers that are no attention"),
+        ({"hf_overrides": {"mamba_d_state": 16}}, "it has layers without attention"),
         ({"hf_overrides": {"index_topk": 2048}}, "it keeps an index beside its latent vectors"),
     ],
 )

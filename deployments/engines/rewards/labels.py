@@ -93,9 +93,9 @@ class LabelTemplate(TextTemplate):
     @model_validator(mode="after")
     def _read_with_this_tag(self) -> Self:
         if self.tag is None and self.separator != _SEPARATOR:
-            raise ValueError("separator is read only with a tag")
+            raise ValueError("separator has no effect without a tag")
         if self.tag is not None and self.system_prompt is not None:
-            raise ValueError("system_prompt is read only without a tag (tag: null)")
+            raise ValueError("system_prompt has an effect only without a tag (tag: null)")
         return self
 
 
@@ -230,5 +230,5 @@ def last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "
     head = tokenizer.encode(before, add_special_tokens=False) if before else []
     ids = tokenizer.encode(before + text, add_special_tokens=False)
     if ids[: len(head)] != head or not ids or tokenizer.decode(ids[-1:]).lstrip(" ") != text.lstrip(" "):
-        raise EngineStartError(f"{text!r} is no token of the process reward model")
+        raise EngineStartError(f"{text!r} is not a token of the process reward model")
     return [int(token) for token in ids[len(head) :]]

@@ -25,11 +25,11 @@ class StepHead(StepwiseHead):
     reads_chat = True
 
     def __init__(self, settings: "StepHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises EngineStartError when the step tag is no special token of the model."""
+        """Raises EngineStartError when the step tag is not a special token of the model."""
         super().__init__(settings, tokenizer)
         tag = tokenizer.get_added_vocab().get(settings.step_tag)
         if tag is None:
-            raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
+            raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is not a special token of {settings.model!r}")
         self._tag = tag
 
     @classmethod
