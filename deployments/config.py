@@ -463,7 +463,11 @@ class AppConfig(Settings):
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "WARNING"
+    log_level: str = Field(
+        "WARNING",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
+    )
 
     @property
     def search_context(self) -> int:

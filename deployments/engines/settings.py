@@ -198,11 +198,14 @@ class ReplicaSettings(Settings):
         return self
 
 
-class EngineSettings(Settings):
-    """One vLLM engine. What is not named here goes into ``engine_args`` under vLLM's own name."""
+MODEL = "Model directory, hub id, or an embedded model: `embedded:generator` or `embedded:prm`."
+"""Description of the setting ``model``."""
 
-    model: str
-    """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
+
+class EngineSettings(Settings):
+    """One vLLM engine. All other arguments of vLLM go into ``engine_args`` under vLLM's names."""
+
+    model: str = Field(description=MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Data type of weights, activations and KV. `auto`: float32 on a CPU; on a GPU the checkpoint's "
@@ -359,7 +362,7 @@ class EngineSettings(Settings):
 class GeneratorSettings(EngineSettings):
     """The generator: a causal language model behind a chat template."""
 
-    model: str = EMBEDDED_GENERATOR
+    model: str = Field(EMBEDDED_GENERATOR, description=MODEL)
     served_name: str = Field("banyan-arithmetic", min_length=1, description="Model name at the HTTP endpoint.")
     step_delimiter: Delimiter = Field(
         "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."

@@ -7,7 +7,7 @@ from pydantic import Field
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardFamily, RewardModelSettings, Shapes, two_layers
 from deployments.engines.rewards.heads import StepwiseHead
-from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
+from deployments.engines.settings import EMBEDDED_PRM, MODEL, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -44,7 +44,7 @@ class StepHeadSettings(RewardModelSettings):
     """A model with a two-class head at a tag behind every step, such as the embedded one."""
 
     family: Literal["step_head"] = "step_head"
-    model: str = EMBEDDED_PRM
+    model: str = Field(EMBEDDED_PRM, description=MODEL)
     step_tag: str = Field("<extra_0>", min_length=1, description="Token at which a step's reward is read.")
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = StepHead
