@@ -65,7 +65,7 @@ class Standing:
 
 
 @dataclass(eq=False)
-class _Request:
+class _WatchedRequest:
     """A request under way."""
 
     owner: str
@@ -91,7 +91,7 @@ class Suspects:
     def __init__(self, on_harmful: Callable[[], None] = lambda: None) -> None:
         """``on_harmful``: called once for each request that is found harmful."""
         self._on_harmful = on_harmful
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _WatchedRequest] = {}
         self._other_ended = -math.inf
         """When a request last ended, monotonic seconds."""
         self._harmful: TTLCache[bytes, str] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
@@ -131,7 +131,7 @@ class Suspects:
         digest = cache(partial(asked, owner))
         self._check(owner, digest)
         known = bool(self._suspected) and digest() in self._suspected
-        request = self._requests[search_id] = _Request(owner, digest, known)
+        request = self._requests[search_id] = _WatchedRequest(owner, digest, known)
         finished = False
         try:
             yield
