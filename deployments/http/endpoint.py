@@ -120,7 +120,7 @@ async def _kept(served: Served) -> StoreAccess:
     """
     if served.kept is None:
         message = (
-            "files, batches, searches and responses are not kept here: the operator has not set controller.store.path"
+            "files, batches, searches and responses are not stored here: the operator has not set controller.store.path"
         )
         raise NotFound(message, code="store_disabled")
     return served.kept

@@ -58,7 +58,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, NoPlace):
         return no_place(error)
     if isinstance(error, TimeoutError):
-        return DeadlineExceeded("the request was not done by its deadline")
+        return DeadlineExceeded("the request did not finish before its deadline")
     if isinstance(error, NotThere):
         return NotFound(str(error))
     if isinstance(error, Damaged):
@@ -85,8 +85,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HarmfulRequest):
         return EndsEngines(str(error))
     if isinstance(error, GeneratorError):
-        logger.warning("the generator could not write: %s", error)
-        return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
+        logger.warning("the generator failed: %s", error)
+        return Unavailable("the generator failed on every replica; try again", code="generator_unavailable")
     if isinstance(error, HookError):
         logger.warning("%s", error)
         return Unavailable("the step hook failed; try again", code="step_hook_failed")

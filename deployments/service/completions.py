@@ -45,7 +45,7 @@ class CompletionService:
 
         Raises:
             HarmfulRequest: as `SearchService.search`.
-            TimeoutError: the request was not done by its deadline.
+            TimeoutError: the request did not finish before its deadline.
             GeneratorError: the engines of all replicas failed.
         """
         place.charged += job.prompt_tokens

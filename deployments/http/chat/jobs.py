@@ -179,7 +179,7 @@ class Jobs:
         ]
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
-        return ["store: nothing is kept here"] if request.store and not self._keeps else []
+        return ["store: this server stores nothing"] if request.store and not self._keeps else []
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """Returns the job of a token-level beam search.
@@ -198,7 +198,7 @@ class Jobs:
             raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
         if total_tokens > limits.tokens:
             message = f"{len(given)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
-            raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
+            raise BadRequest(f"{message}; at most {limits.tokens} are allowed here", "max_tokens", "above_limit")
         encoded: list[tuple[int, ...]] = []
         for index, (path, text) in enumerate(
             given
@@ -285,7 +285,7 @@ class Jobs:
 def _schema_notes(request: ChatRequest) -> list[str]:
     """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
     unheld = request.response_format.checked_schema.unheld if request.response_format else ()
-    return [f"keywords of the schema that hold no answer to anything: {listed(unheld, MAX_NAMED)}"] if unheld else []
+    return [f"keywords of the schema without effect: {listed(unheld, MAX_NAMED)}"] if unheld else []
 
 
 def _lane(service_tier: str | None) -> Lane:

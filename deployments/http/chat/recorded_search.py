@@ -159,7 +159,7 @@ class KeptSearch:
             await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
         except (ApiError, StoreError) as error:
             reason = api_error(error).message
-            logger.warning("the reply of a search is not kept: %s", reason)
+            logger.warning("the reply of a search was not stored: %s", reason)
             self._lost(reason)
 
     async def _append(self, writer: SearchWriter) -> None:

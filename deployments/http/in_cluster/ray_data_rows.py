@@ -91,7 +91,7 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, headers, content
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no place for this row within {PATIENCE_S:g} s")
+            raise TimeoutError(f"no slot for this row within {PATIENCE_S:g} s")
         pause_s = float(headers.get("retry-after", "1"))
         # Jitter: rows refused together do not retry together.
         await asyncio.sleep(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0))

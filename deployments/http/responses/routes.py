@@ -101,7 +101,7 @@ async def get_response(
     request: Request,
     kept: KeptHere,
     stream: bool = False,
-    starting_after: Annotated[int, Query(ge=-1, description="The number of the last event that is known.")] = -1,
+    starting_after: Annotated[int, Query(ge=-1, description="Number of the last event that the client has.")] = -1,
 ) -> Response:
     """How a response is; with `stream`, its events."""
     owner = kept.owner(request)
@@ -180,7 +180,7 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
     if asked.background and asked.store is False:
         raise BadRequest("background is only for responses that are stored: store must not be false", "background")
     if served.kept is None:
-        none = "no response is kept here, since the operator has not set controller.store.path"
+        none = "responses are not stored here: the operator has not set controller.store.path"
         if asked.background:
             raise BadRequest(f"background is not supported: {none}", "background", "store_disabled")
         if asked.previous_response_id:
@@ -188,7 +188,7 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
             raise BadRequest(message, PREVIOUS, "store_disabled")
         return False
     if asked.background and is_job(scope):
-        raise BadRequest("background must be false in a job: what a line asks for ends with the line", "background")
+        raise BadRequest("background must be false in a batch: each request ends with its line", "background")
     return not is_job(scope) if asked.store is None and not asked.background else asked.store is not False
 
 
