@@ -337,7 +337,7 @@ class ControllerSettings(Settings):
 
     @property
     def most_inside(self) -> int:
-        """Maximum number of requests that work or wait for a place, per replica."""
+        """Maximum number of requests that work or wait for a slot, per replica."""
         return self.searches + self.queue.places
 
     def changed(self, given: Mapping[LiveName, Any]) -> "ControllerSettings":

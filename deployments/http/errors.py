@@ -18,10 +18,10 @@ from deployments.admission.errors import (
     Gone,
     NotFound,
     Unavailable,
-    no_place,
+    no_slot,
 )
-from deployments.service.places import NoPlace
 from deployments.service.schemas import SchemasBusy
+from deployments.service.slots import NoSlot
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
@@ -55,8 +55,8 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, NoPlace):
-        return no_place(error)
+    if isinstance(error, NoSlot):
+        return no_slot(error)
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("the request did not finish before its deadline")
     if isinstance(error, NotThere):
@@ -136,6 +136,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, malformed)
-    for expected in (TimeoutError, NoPlace, SchemasBusy, SearchError, StoreError):
+    for expected in (TimeoutError, NoSlot, SchemasBusy, SearchError, StoreError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

@@ -1,4 +1,4 @@
-"""A request without a place is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
+"""A request without a slot is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
 nobody out."""
 
 import asyncio
@@ -236,10 +236,10 @@ async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld)
     world = make_world(searches=1, queue={"places": 2, "seconds": 20})
     async with busy(world):
         waiting = [Call(world, body_parts(seed=index)) for index in range(2)]
-        await until(lambda: world.service.places.waiting == 2)
+        await until(lambda: world.service.slots.waiting == 2)
         assert (await Call(world, body_parts()).ended()).status == 429
         await waiting[0].hang_up()
-        assert (waiting[0].status, world.service.places.waiting) == (None, 1)
+        assert (waiting[0].status, world.service.slots.waiting) == (None, 1)
     assert (await waiting[1].ended()).status == 200
     world.assert_idle()
 

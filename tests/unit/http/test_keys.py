@@ -103,7 +103,7 @@ async def test_no_address_makes_a_client_a_job(
     """Neither at the operator's check, nor where jobs write, nor in the jobs' share of places and bodies."""
     world = World(matcher, store={"path": str(tmp_path)})
     owners: list[str] = []
-    monkeypatch.setattr(world.service.places, "check", lambda owner, *_: owners.append(owner.name))
+    monkeypatch.setattr(world.service.slots, "check", lambda owner, *_: owners.append(owner.name))
     asked = {"model": "m", "input": "6*7?"}
     transport = httpx.ASGITransport(world.app, client=(address, 0))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:

@@ -108,7 +108,7 @@ class TestTemperatureZero:
         assert settings.strategy.temperature == temperature
         noted = notes(request_of(**fields, temperature=0), settings)
         taken = temperature == 0 or "temperature" in fields.get("search", {})
-        assert [f"{temperature:g} is in force" in note for note in noted] == ([] if taken else [True])
+        assert [f"{temperature:g} is used instead" in note for note in noted] == ([] if taken else [True])
 
     @pytest.mark.parametrize("own", [{}, {"temperature": 0}, {"temperature": 0.7}])
     def test_in_the_search_field_is_used_and_noted(self, own: dict[str, Any]) -> None:
