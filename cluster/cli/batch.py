@@ -52,7 +52,7 @@ def run_batch(options: BatchOptions, url: str | None, config: Path | None, conso
     given = look_at(options.given, options.kind)
     problems = given.kind is InputKind.PROBLEMS
     if not problems and (options.settings.trees or options.export_file):
-        refuse("--trees and --export need problems: each request of a batch file says itself what it returns")
+        refuse("--trees and --export need problems: requests of a batch file determine their own output")
     with target(url, config, options.api_key, console) as driven:
         done = asyncio.run(_do(options, given, driven, console))
     for table in summary_tables(done.summary):

@@ -81,7 +81,7 @@ class ApiKeys:
         self._known = {record.digest.encode("ascii"): record for record in records}
 
     def __repr__(self) -> str:
-        return f"ApiKeys({'not told yet' if self._known is None else f'{len(self._known)} keys'})"
+        return f"ApiKeys({'not set yet' if self._known is None else f'{len(self._known)} keys'})"
 
     @property
     def told(self) -> bool:

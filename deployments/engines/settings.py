@@ -41,7 +41,7 @@ WriteAheadSetting: TypeAlias = Annotated[float, Field(gt=0, le=16)] | Literal["a
 """Whether a generator replica writes ahead, and how far; see `deployments.engines.write_ahead`."""
 
 SystemPrompt: TypeAlias = Annotated[
-    str | None, Field(description="System turn before the question, where the model wants one.")
+    str | None, Field(description="System message before the question, if the model was trained with one.")
 ]
 
 
@@ -369,11 +369,11 @@ class GeneratorSettings(EngineSettings):
     )
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
-        description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search goes on "
-        "with fewer, `off` lets vLLM preempt.",
+        description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search "
+        "continues with fewer, `off` lets vLLM preempt.",
     )
     write_ahead: WriteAheadSetting = Field(
         "auto",
-        description="How many children an idle replica generates before their search asks for them, as a multiple "
-        "of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none.",
+        description="Number of children that an idle replica generates before their search requests them, as a "
+        "multiple of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none.",
     )

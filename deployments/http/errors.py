@@ -95,7 +95,7 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest("the process reward model cannot read this path", "steps")
     if isinstance(error, ScorerError):
         logger.warning("no rewards: %s", error)
-        return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")
+        return Unavailable("the process reward model returned no rewards; try again", code="scorer_unavailable")
     logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError("internal error; the server's log has the details")
 

@@ -125,7 +125,7 @@ CHAT_FIELDS = FieldRules(
     _SCHEMA
     | {
         "enable_thinking": "use chat_template_kwargs",
-        "extra_body": "its fields belong beside the others",
+        "extra_body": "put its fields beside the others",
         "input": "say messages",
         "instructions": "put it into messages",
         "echo": "the content begins after the message that is continued",
@@ -166,7 +166,7 @@ RESPONSES_FIELDS = FieldRules(
     | {
         "conversation": "conversations are not stored here: use previous_response_id, or send the messages in input",
         "enable_thinking": "use chat_template_kwargs",
-        "extra_body": "its fields belong beside the others",
+        "extra_body": "put its fields beside the others",
         "logprobs": "use include",
         "max_completion_tokens": "say max_output_tokens",
         "max_new_tokens": "say max_output_tokens",

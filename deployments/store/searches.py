@@ -100,7 +100,7 @@ LOST: dict[str, Any] = {
 
 
 NOT_KEPT: dict[str, Any] = {
-    "message": "the search has ended, and its reply could not be kept",
+    "message": "the search has ended, but its reply could not be stored",
     "type": "server_error",
     "param": None,
     "code": "reply_not_kept",

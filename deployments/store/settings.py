@@ -23,8 +23,8 @@ class StoreSettings(BaseModel):
 
     path: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None,
-        description="Directory that every node sees and on which flock works. Unset: nothing is stored, and the "
-        "routes that need it say so.",
+        description="Directory that every node can access and on which flock works. Unset: nothing is stored, and the "
+        "routes that need it answer 404.",
     )
     keep_s: float = Field(
         30 * DAY_S,

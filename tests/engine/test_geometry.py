@@ -101,8 +101,8 @@ def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "more", "reason"),
     [
-        ("LlamaForCausalLM", {"kv_cache_dtype": "int8_per_token_head"}, "kept as a backend likes"),
-        ("LlamaForCausalLM", {"kv_cache_dtype_skip_layers": ["0"]}, "types of their own"),
+        ("LlamaForCausalLM", {"kv_cache_dtype": "int8_per_token_head"}, "depends on the attention backend"),
+        ("LlamaForCausalLM", {"kv_cache_dtype_skip_layers": ["0"]}, "different KV data types"),
         ("Gemma3ForCausalLM", {"hf_overrides": {"layer_types": ["chunked_attention"] * 7}}, "chunked_attention"),
     ],
 )

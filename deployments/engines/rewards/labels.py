@@ -139,7 +139,7 @@ class LabelReader:
         """
         ids = [last_tokens(tokenizer, label, before) for label in labels]
         if before and any(len(each) > 1 for each in ids):
-            raise EngineStartError(f"prm labels {labels} are not one token each behind {before!r}")
+            raise EngineStartError(f"prm labels {labels} are not one token each after {before!r}")
         self._good, self._bad = (each[-1] for each in ids)
         if self._good == self._bad:
             raise EngineStartError(f"prm labels {labels} are the same token of {model!r}")
@@ -162,7 +162,7 @@ class LabelReader:
         """The probability of the good label. Raises ValueError when the output does not have those of both."""
         rows = output.outputs[0].logprobs
         if not rows or not {self._good, self._bad} <= rows[0].keys():
-            raise ValueError("the engine gave no log-probabilities of the labels")
+            raise ValueError("the engine returned no log-probabilities of the labels")
         margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
         return 0.0 if margin >= 700 else 1.0 / (1.0 + math.exp(margin))
 

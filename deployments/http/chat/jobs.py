@@ -265,7 +265,9 @@ class Jobs:
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
-                raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
+                raise BadRequest(
+                    f"{path} has the token id {wrong[0]}, but the model has {self._encoder.vocabulary} tokens", path
+                )
             return tuple(prompt)
         try:
             ids = self._tokens(path, prompt, self._context)

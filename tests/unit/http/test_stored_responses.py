@@ -453,7 +453,7 @@ class TestSummaries:
         reasoning, _ = response.output
         assert (response.status, reasoning.type) == ("incomplete", "reasoning")
         assert "on 1 level; " in reasoning.summary[0].text
-        assert reasoning.summary[0].text.endswith("No path gave an answer to vote on.")
+        assert reasoning.summary[0].text.endswith("No path has an answer to vote on.")
 
     async def test_a_stream_has_the_events_of_the_summary(self, kept: World) -> None:
         client = client_of(kept)
