@@ -123,7 +123,7 @@ def _geometry(settings: EngineSettings, config: "PreTrainedConfig") -> KVGeometr
         raise UnknownGeometry("a draft model has layers too")
     dtype = str(arguments.get("kv_cache_dtype", "auto"))
     if not dtype.startswith(("auto", "float", "bfloat16", "half", "fp8")):
-        raise UnknownGeometry(f"{dtype} is kept as a backend likes")
+        raise UnknownGeometry(f"{dtype} has a layout that depends on the attention backend")
     number_bytes = {"auto": _number_bytes(settings), "half": 2}.get(dtype) or (
         1 if dtype.startswith("fp8") else element_bytes(dtype)
     )

@@ -188,7 +188,7 @@ def external_server(chunk_size: int) -> Iterator[CacheSettings]:
 def test_an_existing_server_is_asked_for_its_chunk_size() -> None:
     with external_server(32) as settings:
         assert existing_server(settings) == CacheAddress("127.0.0.1", settings.port, settings.http_port)
-    with external_server(256) as settings, pytest.raises(CacheServerError, match="keeps 256 tokens together"):
+    with external_server(256) as settings, pytest.raises(CacheServerError, match="has chunk size 256"):
         existing_server(settings)
 
 

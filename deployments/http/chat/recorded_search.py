@@ -16,8 +16,8 @@ from deployments.http.replies import Head, completion, dumps, pruned_events, ste
 from deployments.http.responses.reply import Responses
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import Searching, SearchStream, StreamFormat
-from deployments.service.places import Place
 from deployments.service.searches import SearchJob
+from deployments.service.slots import Slot
 from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 
@@ -83,7 +83,7 @@ class KeptSearch:
         searches = self._kept.store.owned(self._owner).searches
         self._writer = await self._kept.do(self._owner, lambda: searches.begin(record, response))
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+    async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         """Like `deployments.service.searches.SearchService.search`; stores the reply before it returns.
 
         Raises:
@@ -98,7 +98,7 @@ class KeptSearch:
         # The writer outlives the request: it must also write the end of a cancelled search.
         writing = self._kept.later(self._write(self._writer, running))
         try:
-            outcome = await self._searches.search(job, place, self._note, *sinks)
+            outcome = await self._searches.search(job, slot, self._note, *sinks)
             response = [self._response.ended(outcome)] if self._response else []
             self._replies = tuple(map(dumps, [completion(self._head, outcome), *response]))
             self._end = self._ending(SearchStatus.FINISHED)
@@ -159,7 +159,7 @@ class KeptSearch:
             await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
         except (ApiError, StoreError) as error:
             reason = api_error(error).message
-            logger.warning("the reply of a search is not kept: %s", reason)
+            logger.warning("the reply of a search was not stored: %s", reason)
             self._lost(reason)
 
     async def _append(self, writer: SearchWriter) -> None:

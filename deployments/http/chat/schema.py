@@ -128,7 +128,7 @@ class AnswerSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: AnswerSchema | None = None
-    schema_: None = Field(None, alias="schema", description="Not here: the schema belongs in json_schema.")
+    schema_: None = Field(None, alias="schema", description="Must not be set: the schema belongs in json_schema.")
 
     @cached_property
     def checked_schema(self) -> CheckedSchema:

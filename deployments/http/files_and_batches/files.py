@@ -179,7 +179,7 @@ async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "multipart/form-data":
-        raise UnsupportedMedia(f"the body must be multipart/form-data, not {media or 'undeclared'}")
+        raise UnsupportedMedia(f"Content-Type must be multipart/form-data, not {media or 'missing'}")
     check_encoding(request.headers)
     most = kept.store.settings.file_bytes_max + MULTIPART_BYTES
     check_declared(request.scope, most)
@@ -194,7 +194,9 @@ async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
         raise BadRequest(f"the body is not a valid form: {error.message}", code="invalid_form") from None
     except OSError as error:
         logger.error("an upload could not be written to the temporary directory: %s", error)
-        raise Unavailable("there is no room for uploads now; try again", code="store_unavailable") from None
+        raise Unavailable(
+            "there is not enough disk space for uploads now; try again", code="store_unavailable"
+        ) from None
 
 
 async def _while_free(parts: AsyncGenerator[bytes, None], kept: StoreAccess, owner: str) -> AsyncGenerator[bytes, None]:

@@ -2,7 +2,7 @@
 
 A row has the request's body in one field, because the stage adds fields of its own, which are not the request's.
 The body is JSON text, because Arrow would change objects: each gets the fields of all others, as null, and lists become
-arrays. The stage sends a row only once, so a row without a place is retried here. Rows are flex unless their body names
+arrays. The stage sends a row only once, so a row without a slot is retried here. Rows are flex unless their body names
 a ``service_tier``.
 """
 
@@ -23,7 +23,7 @@ from deployments.admission.service_tier import flex_unless_said
 from deployments.http.json_body import validated
 
 PATIENCE_S = 3600.0
-"""Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""
+"""Longest wait of a row for a slot. Waiting costs next to nothing, and a batch may have more rows than slots."""
 ROWS = "rows"
 """Owner of the rows' bodies in the threads that read long bodies."""
 MAX_PAUSE_S = 10.0
@@ -53,7 +53,7 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     Raises:
         ValueError: the row is no request, the endpoint refuses it, or it ended two engines; names the status and the
             invalid field.
-        TimeoutError: no answer by the search's deadline, or no place within ``PATIENCE_S``.
+        TimeoutError: no answer by the search's deadline, or no slot within ``PATIENCE_S``.
         RuntimeError: the service failed.
     """
     try:
@@ -91,7 +91,7 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, headers, content
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no place for this row within {PATIENCE_S:g} s")
+            raise TimeoutError(f"no slot for this row within {PATIENCE_S:g} s")
         pause_s = float(headers.get("retry-after", "1"))
         # Jitter: rows refused together do not retry together.
         await asyncio.sleep(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0))

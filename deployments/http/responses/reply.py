@@ -139,7 +139,7 @@ class Responses:
     def unstored(self, reason: str) -> None:
         """Says in the reply that it is not stored, and why."""
         self.begun["store"] = False
-        self._head = self._head._replace(notes=(*self._head.notes, f"store: the response is not kept: {reason}"))
+        self._head = self._head._replace(notes=(*self._head.notes, f"store: the response is not stored: {reason}"))
 
     @property
     def record(self) -> ResponseRecord:

@@ -67,8 +67,10 @@ async def search_events(
     search_id: str,
     request: Request,
     kept: KeptHere,
-    after: Annotated[int, Query(ge=0, description="So many events are known already.")] = 0,
-    last_event_id: Annotated[str | None, Header(description="As `after`, from who connects again.")] = None,
+    after: Annotated[int, Query(ge=0, description="Number of events that the client has already.")] = 0,
+    last_event_id: Annotated[
+        str | None, Header(description="The same as `after`, sent by a client that reconnects.")
+    ] = None,
 ) -> Response:
     """All events of a search from its first on, and those that come while it runs; then how it ended."""
     known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after

@@ -23,7 +23,7 @@ from deployments.config import AppConfig, KeyRecord
 from deployments.engines.tool_support import ToolSupport
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.in_cluster.in_process import InProcessEndpoint
@@ -32,9 +32,9 @@ from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.places import Places
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
+from deployments.service.slots import Slots
 from deployments.service.tool_calls import Said
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
@@ -286,15 +286,15 @@ class World:
             step_hook=settings.step_hook.hook(self.encoder.encode_text) if settings.step_hook else None,
         )
         queue = settings.queue
-        places = Places(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
-        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        slots = Slots(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
+        self.service = SearchService(self.environment, slots, settings.limits.seconds)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         self.store = Store.of(settings.store)
         if self.store is not None:
             self.store.prepare()
         self.answers = AnswerCache.of(settings.answer_cache)
-        self.jobs = Jobs(self.config, self.live, Planner.of(self.config), self.encoder, TaggedCalls())
+        self.jobs = Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder, TaggedCalls())
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
