@@ -18,14 +18,12 @@ from deployments.http.chat.tool_requests import (
     ToolSupport,
     call_reader,
     check_tools,
-    forced_calls,
     tool_notes,
     with_tools,
 )
 from deployments.http.choices import ChoiceOptions
 from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.json_body import Body
-from deployments.http.json_schema.checked_schema import CheckedSchema
 from deployments.http.replies import Head
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
@@ -123,8 +121,8 @@ class Jobs:
         elif tools:
             default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)
-        schema = answer_schema(request)
-        if schema.text or tools:
+        json_schema = request.answer_schema.text
+        if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
@@ -172,7 +170,7 @@ class Jobs:
             own_seconds,
             flex=request.service_tier == FLEX,
             prefill=prefill,
-            json_schema=schema.text,
+            json_schema=json_schema,
             open_thought=open_thought,
             side_call=side_call,
             calls=call_reader(request, prompt, now, self._calls),
@@ -323,20 +321,9 @@ class Jobs:
             raise BadRequest(f"{path}: {error}", path) from None
 
 
-def answer_schema(request: ChatRequest) -> CheckedSchema:
-    """Returns the JSON schema of the answer; its text is empty for any text.
-
-    Raises:
-        BadRequest: no answer can be held to it.
-    """
-    if (forced := forced_calls(request)) is not None:
-        return forced
-    return request.response_format.checked_schema if request.response_format else CheckedSchema("")
-
-
 def _schema_notes(request: ChatRequest) -> list[str]:
     """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
-    unheld = answer_schema(request).unheld
+    unheld = request.answer_schema.unheld
     return [f"keywords of the schema without effect: {listed(unheld, MAX_NAMED)}"] if unheld else []
 
 

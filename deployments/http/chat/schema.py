@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
-from deployments.http.chat.tools import MAX_TOOLS, MessageCall, Tool, ToolChoice, check_choice
+from deployments.http.chat.tools import MAX_TOOLS, MessageCall, Tool, ToolChoice, check_choice, forced_schema
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
 from deployments.http.json_body import TAG, Body, Unread
 from deployments.http.json_schema.checked_schema import CheckedSchema, checked_schema
@@ -224,6 +224,18 @@ class ChatRequest(Body):
     def offered(self) -> list[Tool]:
         """The tools that the model is told of."""
         return [] if self.tool_choice == "none" else self.tools or []
+
+    @cached_property
+    def answer_schema(self) -> CheckedSchema:
+        """The JSON schema of the answer; its text is empty for any text.
+
+        Raises:
+            BadRequest: no answer can be held to it.
+        """
+        parallel = self.parallel_tool_calls is not False
+        if (forced := forced_schema(self.offered, self.tool_choice, parallel)) is not None:
+            return forced
+        return self.response_format.checked_schema if self.response_format else CheckedSchema("")
 
     @property
     def conversation(self) -> list[Message]:

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from deployments.admission.errors import BadRequest
 from deployments.config import ControllerSettings
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.chat.tools import NamedChoice, forced_schema
-from deployments.http.json_schema.checked_schema import CheckedSchema
+from deployments.http.chat.tools import NamedChoice
 from deployments.service.tool_calls import CallReader, ForcedCalls, Said, WrittenCalls
 from search.settings import SHARED_SETTINGS
 
@@ -74,15 +73,6 @@ def with_tools(request: ChatRequest, default_search: Mapping[str, Any], settings
     if request.max_completion_tokens is not None:
         shared["max_path_tokens"] = request.max_completion_tokens
     return {**shared, "strategy": "self_consistency", "n": 1}
-
-
-def forced_calls(request: ChatRequest) -> CheckedSchema | None:
-    """Returns the JSON schema of the answer where it must be a call.
-
-    Raises:
-        BadRequest: see `forced_schema`.
-    """
-    return forced_schema(request.offered, request.tool_choice, request.parallel_tool_calls is not False)
 
 
 def call_reader(
