@@ -22,7 +22,7 @@ from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.in_cluster.in_process import Answer, InProcessEndpoint
@@ -138,7 +138,7 @@ class SearchControllerReplica:
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
             live=self._live,
-            jobs=Jobs(config, self._live, Planner.of(config), encoder),
+            jobs=Jobs(config, self._live, SettingsResolver.of(config), encoder),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),

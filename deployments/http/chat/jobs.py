@@ -12,7 +12,7 @@ from deployments.http import replies
 from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
 from deployments.http.chat.conversation import question, turns
 from deployments.http.chat.schema import Body, ChatRequest, CompletionBody, ScoreBody
-from deployments.http.chat.search_settings import Planner, default_of, notes
+from deployments.http.chat.search_settings import SettingsResolver, default_of, notes
 from deployments.http.choices import ChoiceOptions
 from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.replies import Head
@@ -58,7 +58,7 @@ class Encoder(Protocol):
 class Jobs:
     """Makes jobs for one served model under one set of limits."""
 
-    def __init__(self, config: AppConfig, live: LiveSettings, planner: Planner, encoder: Encoder) -> None:
+    def __init__(self, config: AppConfig, live: LiveSettings, resolver: SettingsResolver, encoder: Encoder) -> None:
         self._live = live
         self._context = config.generator.max_model_len
         self._batch = config.generator.max_num_seqs
@@ -69,14 +69,14 @@ class Jobs:
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
-        self._planner = planner
+        self._resolver = resolver
         self._encoder = encoder
         self.unknown_fields = config.http.unknown_fields
         """What becomes of unknown fields of a request."""
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless a request may name this model."""
-        self._planner.check_model(name)
+        self._resolver.check_model(name)
 
     def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
         """Returns the job of a search.
@@ -89,10 +89,10 @@ class Jobs:
         default = default_of(request.reasoning_effort, now)
         if side_call := is_side_call(request, now.side_calls):
             request, default = as_side_call(request, default)
-        settings = self._planner.settings(request, self._limits(key), default)
+        settings = self._resolver.settings(request, self._limits(key), default)
         json_schema = request.response_format.checked_schema.text if request.response_format else ""
         if json_schema:
-            self._planner.check_whole_solutions(settings)
+            self._resolver.check_whole_solutions(settings)
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
         asked = request.conversation

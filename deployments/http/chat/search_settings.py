@@ -29,11 +29,11 @@ SAMPLING = frozenset(Sampling._fields)
 """Names of the sampling settings. Every strategy has them, as fields of its own."""
 
 
-class Planner:
+class SettingsResolver:
     """Turns requests into search settings."""
 
     @classmethod
-    def of(cls, config: AppConfig) -> "Planner":
+    def of(cls, config: AppConfig) -> "SettingsResolver":
         return cls(config.generator.served_name, config.controller.catalog)
 
     def __init__(self, served_name: str, strategies: Catalog = STRATEGIES) -> None:

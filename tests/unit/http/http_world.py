@@ -20,7 +20,7 @@ from deployments.admission.proxy import middlewares
 from deployments.config import AppConfig, KeyRecord
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.in_cluster.in_process import InProcessEndpoint
@@ -259,7 +259,7 @@ class World:
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
-            jobs=Jobs(self.config, self.live, Planner.of(self.config), self.encoder),
+            jobs=Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),
