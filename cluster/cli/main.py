@@ -18,7 +18,7 @@ from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from cluster.training.settings import MAX_EPOCHS, MAX_LAYERS, MAX_TOKENS
 from deployments.embedded.problems import LEVELS, Split, draw_problems
-from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS
+from kvstore.memory.device_memory import TOKENS, VERIFIER_TOKENS
 
 MAX_DRAWN = 10_000
 MAX_N = 256

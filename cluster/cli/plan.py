@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
-from kvstore.memory.planner import DoesNotFit, Share, split
+from kvstore.memory.device_memory import DoesNotFit, Share, split
 
 if TYPE_CHECKING:
     from deployments.config import AppConfig

@@ -127,5 +127,5 @@ async def _kept(served: Served) -> StoreAccess:
     return served.kept
 
 
-KeptHere = Annotated[StoreAccess, Depends(_kept)]
+ServedStore = Annotated[StoreAccess, Depends(_kept)]
 """Type of the handler parameter that receives the store."""

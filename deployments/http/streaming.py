@@ -39,7 +39,7 @@ class StreamFormat(Protocol):
 
 
 class Searching(Protocol):
-    """Runs searches: `deployments.service.searches.SearchService`, or `KeptSearch`, which also stores the events."""
+    """Runs searches: `deployments.service.searches.SearchService`, or `RecordedSearch`, which stores the events."""
 
     async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome: ...
 

@@ -17,9 +17,9 @@ from deployments.engines.settings import EngineSettings
 from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant
 from deployments.startup.model_files import model_directories
+from kvstore.memory.device_memory import TOKENS, VERIFIER_TOKENS, Role
 from kvstore.memory.geometry import MODELS, KVGeometry, UnknownGeometry
 from kvstore.memory.model_geometry import model_geometry
-from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

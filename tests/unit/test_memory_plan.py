@@ -16,7 +16,7 @@ from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
 from deployments.engines.settings import EMBEDDED_GENERATOR, GeneratorSettings
 from deployments.startup.memory_plan import element_bytes, roles_of, stored_numbers
-from kvstore.memory.planner import split
+from kvstore.memory.device_memory import split
 
 MIB = 1 << 20
 TOKENS = {"generator": 1.0, "prm": 1.0}

@@ -5,20 +5,19 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import ApiError
 from deployments.admission.stopping import Stopping
 from deployments.http.errors import api_error
-from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
-from deployments.http.responses.reply import Responses
+from deployments.http.replies import Head, Json, completion, dumps, pruned_events, step_event
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import Searching, SearchStream, StreamFormat
 from deployments.service.searches import SearchJob
 from deployments.service.slots import Slot
-from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
+from deployments.store import ResponseRecord, SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 
 logger = logging.getLogger("banyan.http")
@@ -29,7 +28,20 @@ QUESTION_CHARACTERS = 500
 """Length at which a stored question is cut: it is there to recognize the search by."""
 
 
-class KeptSearch:
+class RecordedResponse(Protocol):
+    """The reply of another API than chat completions, stored beside the chat completion; see `ResponseReply`."""
+
+    begun: Json
+
+    @property
+    def record(self) -> ResponseRecord: ...
+
+    def note(self, data: Json) -> None: ...
+
+    def ended(self, outcome: SearchOutcome) -> Json: ...
+
+
+class RecordedSearch:
     """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
     def __init__(
@@ -38,7 +50,7 @@ class KeptSearch:
         kept: StoreAccess,
         owner: str,
         head: Head,
-        response: Responses | None = None,
+        response: RecordedResponse | None = None,
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """``searches``: runs the search. ``head``: of the reply. ``response``: the reply, if it is one. ``lost`` is
@@ -175,10 +187,10 @@ class KeptSearch:
                 await self._kept.do(self._owner, write, size=0)
 
 
-class KeptStream(SearchStream):
+class RecordedStream(SearchStream):
     """The reply to a streamed request whose search was added to the store before."""
 
-    def __init__(self, searching: KeptSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
+    def __init__(self, searching: RecordedSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
         super().__init__(searching, job, scope, script)
         self._searching = searching
 

@@ -10,7 +10,7 @@ from deployments.admission.disconnect import while_connected
 from deployments.admission.middleware import slot_of
 from deployments.http import replies
 from deployments.http.chat.cached_search import answering
-from deployments.http.chat.recorded_search import KeptSearch, KeptStream
+from deployments.http.chat.recorded_search import RecordedSearch, RecordedStream
 from deployments.http.chat.schema import ChatRequest, CompletionBody
 from deployments.http.documentation import body_of
 from deployments.http.endpoint import Endpoint, Served
@@ -30,9 +30,9 @@ async def chat_completions(request: Request, served: Served) -> Response:
     searching = recording(request, served, chat, head, answering(request, served, chat, job))
     if chat.stream:
         chunks = replies.Chunks(head, bool(chat.stream_options and chat.stream_options.include_usage))
-        if isinstance(searching, KeptSearch):
+        if isinstance(searching, RecordedSearch):
             await searching.begin(job)  # a store that cannot be written is a status, not an event
-            return KeptStream(searching, job, request.scope, chunks)
+            return RecordedStream(searching, job, request.scope, chunks)
         return SearchStream(searching, job, request.scope, chunks)
     outcome = await while_connected(request.receive, searching.search(job, slot))
     return json_response(replies.completion(head, outcome))
@@ -77,4 +77,4 @@ def recording(
     """Returns what runs the search. It stores events and reply if the request asks for it and there is a store."""
     if served.kept is None or not chat.store:
         return searches
-    return KeptSearch(searches, served.kept, served.kept.owner(request), head)
+    return RecordedSearch(searches, served.kept, served.kept.owner(request), head)

@@ -14,7 +14,7 @@ from deployments.admission.errors import BadRequest, Conflict, NotFound
 from deployments.admission.proxy import WORK
 from deployments.http.chat.schema import MAX_METADATA, Metadata
 from deployments.http.documentation import body_of
-from deployments.http.endpoint import KeptHere
+from deployments.http.endpoint import ServedStore
 from deployments.http.files_and_batches.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from deployments.http.json_body import Body, check_media, parsed_object, validated
 from deployments.http.replies import json_response
@@ -62,7 +62,7 @@ class BatchBody(Body):
 
 
 @router.post("/v1/batches", openapi_extra=body_of(BatchBody))
-async def create_batch(request: Request, kept: KeptHere) -> Response:
+async def create_batch(request: Request, kept: ServedStore) -> Response:
     """Begins a batch with a file that was uploaded."""
     check_media(request.headers)
     owner = kept.owner(request)
@@ -98,7 +98,7 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
 @router.get("/v1/batches")
 async def list_batches(
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Limit = 20,
 ) -> Response:
@@ -111,14 +111,14 @@ async def list_batches(
 
 
 @router.get("/v1/batches/{batch_id}")
-async def get_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def get_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """How far a batch is."""
     shown = await kept.do(kept.owner(request), lambda: batch_object(kept.owned(request).batches.get(batch_id)))
     return json_response(shown)
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
-async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def cancel_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """Ends a batch; what is done by then has its results."""
 
     def cancelled() -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
 
 
 @router.delete("/v1/batches/{batch_id}")
-async def delete_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """Forgets a batch that has ended or is damaged; its files stay."""
 
     def delete() -> None:

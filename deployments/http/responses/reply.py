@@ -119,7 +119,7 @@ class ResponseEvents:
         return event
 
 
-class Responses:
+class ResponseReply:
     """The response to one request: complete, or as the events of a stream.
 
     A complete response has only the answer, and a reasoning item if a summary was requested.

@@ -17,12 +17,12 @@ from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, Unavailable
 from deployments.admission.middleware import slot_of, taken_over
 from deployments.http.chat.cached_search import answering
-from deployments.http.chat.recorded_search import KeptSearch, KeptStream
+from deployments.http.chat.recorded_search import RecordedSearch, RecordedStream
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.endpoint import Endpoint, KeptHere, Served
+from deployments.http.endpoint import Endpoint, Served, ServedStore
 from deployments.http.errors import api_error
 from deployments.http.replies import Json, json_response
-from deployments.http.responses.reply import Responses
+from deployments.http.responses.reply import ResponseReply
 from deployments.http.responses.schema import ResponsesRequest, Turn, spoken_of
 from deployments.http.responses.stored_responses import (
     PREFIX,
@@ -64,14 +64,14 @@ async def create_response(request: Request, served: Served) -> Response:
         with spoken_of(asked, len(earlier)):
             await served.check_schema(job, request)
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
-    reply = Responses(asked, job.settings, head, stores)
+    reply = ResponseReply(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)
     slot = slot_of(request.scope)
     if stores and served.kept is not None:
         # It has a reply of its own: a stream that the client has not read yet may be behind the search.
-        kept_reply = Responses(asked, job.settings, head, stores)
+        kept_reply = ResponseReply(asked, job.settings, head, stores)
         owner = served.kept.owner(request)
-        keeping = KeptSearch(searching, served.kept, owner, head, kept_reply, reply.unstored)
+        keeping = RecordedSearch(searching, served.kept, owner, head, kept_reply, reply.unstored)
         if asked.background:
             return await _in_background(request, served, keeping, job, reply)
         try:
@@ -83,7 +83,7 @@ async def create_response(request: Request, served: Served) -> Response:
             reply.unstored(api_error(error).message)
         else:
             if asked.stream:
-                return KeptStream(keeping, job, request.scope, reply)
+                return RecordedStream(keeping, job, request.scope, reply)
             try:
                 outcome = await while_connected(request.receive, keeping.search(job, slot))
             finally:
@@ -99,7 +99,7 @@ async def create_response(request: Request, served: Served) -> Response:
 async def get_response(
     response_id: str,
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1, description="Number of the last event that the client has.")] = -1,
 ) -> Response:
@@ -117,7 +117,7 @@ async def get_response(
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_response(response_id: str, request: Request, kept: ServedStore) -> Response:
     """Forgets a response; one in the background is cancelled."""
 
     def delete() -> None:
@@ -131,7 +131,7 @@ async def delete_response(response_id: str, request: Request, kept: KeptHere) ->
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, request: Request, kept: KeptHere) -> Response:
+async def cancel_response(response_id: str, request: Request, kept: ServedStore) -> Response:
     """Ends a response in the background; one that has ended stays as it is."""
     owner = kept.owner(request)
 
@@ -157,7 +157,7 @@ async def cancel_response(response_id: str, request: Request, kept: KeptHere) ->
 async def list_input_items(
     response_id: str,
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Limit = 20,
     order: Literal["asc", "desc"] = "desc",
@@ -207,7 +207,7 @@ async def _earlier(asked: ResponsesRequest, served: Endpoint, request: Request) 
 
 
 async def _in_background(
-    request: Request, served: Endpoint, searching: KeptSearch, job: SearchJob, reply: Responses
+    request: Request, served: Endpoint, searching: RecordedSearch, job: SearchJob, reply: ResponseReply
 ) -> Response:
     """Starts a search that outlives its request, in the request's slot, and returns the reply.
 
@@ -226,7 +226,9 @@ async def _in_background(
     return EventStream(followed(kept, owner, stored))
 
 
-async def _run(served: Endpoint, searching: KeptSearch, job: SearchJob, slot: Slot, admitted: AsyncExitStack) -> None:
+async def _run(
+    served: Endpoint, searching: RecordedSearch, job: SearchJob, slot: Slot, admitted: AsyncExitStack
+) -> None:
     """Runs a search in the background. Its errors are stored with the response."""
     async with admitted:
         with suppress(Exception):

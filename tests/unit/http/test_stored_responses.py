@@ -133,7 +133,7 @@ async def test_responses_of_jobs_are_stored_on_request_only(kept: World) -> None
         for said, stored in (({}, False), ({"store": True}, True)):
             reply = await jobs.post("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1, **said})
             assert reply["store"] is stored
-        with pytest.raises(Refused, match="background must be false in a job"):
+        with pytest.raises(Refused, match="background must be false in a batch"):
             await jobs.post("/v1/responses", {"model": "m", "input": "6*7?", "background": True})
 
 
