@@ -28,7 +28,7 @@ _KNOWN = (
     _Marks("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     _Marks("seed_oss", ("<seed:tool_call>", "<function=")),
 )
-_CODE = re.compile(r"\{#.*?#\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
 class ToolParserError(ValueError):
@@ -48,7 +48,7 @@ def parser_name(tokenizer: "PreTrainedTokenizerBase") -> str | None:
     template = tokenizer.chat_template
     if isinstance(template, Mapping):
         template = template.get("tool_use") or template.get("default")
-    source = _CODE.sub("", template or "").replace('\\"', '"')
+    source = _COMMENT.sub("", template or "").replace('\\"', '"')
     found = [
         marks.parser
         for marks in _KNOWN

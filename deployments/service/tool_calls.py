@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 import sys
 from abc import ABC, abstractmethod
 from array import array
@@ -21,6 +22,7 @@ from search.run.report import SearchOutcome
 from search.tools.worker_process import WorkerLost, WorkerProcess
 from search.tree import Node
 
+logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
 STARTUP_S = 180.0
 """Timeout of the worker's start, wall clock: it imports vLLM."""
@@ -83,7 +85,8 @@ class ToolCallParser:
         self._start()
         try:
             content, calls = json.loads(self._worker.exchange(line, REPLY_S))
-        except WorkerLost:
+        except WorkerLost as error:
+            logger.warning("a text counts as one without tool calls: %s", error)
             return Said(text)
         return Said(content, tuple(ToolCall(*call) for call in calls))
 

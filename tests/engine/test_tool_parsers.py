@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from deployments.engines import generation
+from deployments.engines.errors import EngineStartError
+from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tool_parsers import CallParser, ToolParserError, parser_name
 from deployments.service.tool_calls import Said, ToolCallParser, ToolCallsUnread
@@ -62,6 +66,15 @@ def test_a_parser_that_does_not_suit_is_refused_by_name(tokenizer: PreTrainedTok
         CallParser("hermess", tokenizer)
     with pytest.raises(ToolParserError, match=r"^jamba cannot be used with this tokenizer: "):
         CallParser("jamba", tokenizer)
+
+
+def test_a_generator_whose_tokenizer_does_not_suit_its_parser_does_not_start(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "engine_tokenizer", lambda *_: tokenizer)
+    engine = GenerationEngine(GeneratorSettings(tool_parser="jamba"))
+    with pytest.raises(EngineStartError, match="tool_parser: jamba cannot be used with this tokenizer"):
+        engine._derive(Mock(), Mock())
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ class Jobs:
             BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
-        check_tools(request, now, self._encoder.tool_support)
+        check_tools(request, now, self._encoder)
         tools = [tool.shown for tool in request.offered]
         default = default_of(request.reasoning_effort, now)
         side_call = not tools and is_side_call(request, now.side_calls)

@@ -34,6 +34,13 @@ class ToolSupport(Protocol):
     def results(self) -> bool: ...
 
 
+class WritesTools(Protocol):
+    """See `deployments.engines.encoding.ChatEncoder`."""
+
+    @property
+    def tool_support(self) -> ToolSupport: ...
+
+
 class ReadCalls(Protocol):
     """See `deployments.service.tool_calls.ToolCallParser`."""
 
@@ -42,7 +49,7 @@ class ReadCalls(Protocol):
     def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Awaitable[Said]: ...
 
 
-def check_tools(request: ChatRequest, settings: ControllerSettings, support: ToolSupport) -> None:
+def check_tools(request: ChatRequest, settings: ControllerSettings, encoder: WritesTools) -> None:
     """Checks that tools are allowed, and that the model's chat template writes what the request has of them.
 
     Raises:
@@ -50,13 +57,13 @@ def check_tools(request: ChatRequest, settings: ControllerSettings, support: Too
     """
     if settings.tool_calls == "refuse" and request.tools:
         raise BadRequest(REFUSED, "tools", "unsupported_parameter")
-    if request.offered and not support.tools:
+    if request.offered and not encoder.tool_support.tools:
         raise BadRequest("tools: the model's chat template takes none", "tools", "unsupported_parameter")
     for index, message in enumerate(request.messages):
-        if message.tool_calls and not support.calls:
+        if message.tool_calls and not encoder.tool_support.calls:
             path = f"messages.{index}.tool_calls"
             raise BadRequest(f"{path}: the model's chat template takes none", path, "unsupported_parameter")
-        if message.role == "tool" and not support.results:
+        if message.role == "tool" and not encoder.tool_support.results:
             path = f"messages.{index}.role"
             raise BadRequest(f"{path}: the model's chat template takes no results of tools", path, "unsupported_value")
 
