@@ -217,10 +217,14 @@ class Chunks:
         offered = choices(outcome, self._head.wanted)
         for index, choice in enumerate(offered):
             role = {"role": "assistant"} if index else {}
+            logprobs = _logprobs(choice)
             if role or choice.content is not None:
-                yield self._chunk(index, {**role, "content": choice.content}, logprobs=_logprobs(choice))
+                yield self._chunk(index, {**role, "content": choice.content}, logprobs=logprobs)
+                logprobs = None
             for number, (call_id, name, arguments) in enumerate(choice.calls):
-                yield self._chunk(index, {"tool_calls": [{"index": number, **_call(call_id, name, "")}]})
+                begun = {"index": number, **_call(call_id, name, "")}
+                yield self._chunk(index, {"tool_calls": [begun]}, logprobs=logprobs)
+                logprobs = None
                 for piece in pieces(arguments):
                     delta = {"index": number, "function": {"arguments": piece}}
                     yield self._chunk(index, {"tool_calls": [delta]})
