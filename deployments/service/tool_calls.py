@@ -24,7 +24,7 @@ from search.tree import Node
 
 logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
-STARTUP_S = 180.0
+STARTUP_S = 300.0
 """Timeout of the worker's start, wall clock: it imports vLLM."""
 REPLY_S = 10.0
 """Timeout of reading one text, wall clock. Then the text counts as one without calls."""
