@@ -132,23 +132,15 @@ def parsed(formula: str) -> Any:
     """The expression of a formula.
 
     Raises:
-        Unreadable: math-verify cannot parse it.
+        Exception: math-verify cannot parse all of it.
     """
-    from latex2sympy2_extended.math_normalization import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
+    from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+    from math_verify.parser import parse_latex_cached
     from sympy import I, Product, Sum
 
-    # Parse all of it or nothing: by default math-verify extracts any number from text that it cannot parse as a whole.
-    # Units were read before; math-verify would take variables at the end for more of them.
-    whole = LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(malformed_operators=True, nits=True),
-    )
-    found = parse(f"\\boxed{{{formula}}}", [whole], parsing_timeout=None)
-    if not found or isinstance(found[0], str):
-        raise Unreadable
-    expression = found[0]
+    # Units were read before; math-verify's own settings would take variables at the end for more of them.
+    normalization = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    expression = parse_latex_cached(normalize_latex(formula, normalization))
     # math-verify writes all symbols in lower case, and leaves i a variable.
     units = [symbol for symbol in expression.free_symbols if symbol.name == "i" and "I" not in formula]
     return expression.xreplace(dict.fromkeys(units, I)) if units and not expression.has(Sum, Product) else expression

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from search.answers.canonical import as_number, canonical, is_word, unwrapped, with_whole_numbers
 from search.answers.choices import leading_choice
-from search.answers.notation import CLOSING, DOLLAR, OPENING, TEXT, closing, tidy
+from search.answers.notation import CLOSING, OPENING, TEXT, closing, tidy
 from search.answers.quantities import Form, number_forms, quantity_forms, with_unit
 from search.answers.units import currency, known_unit, unit_of
+from search.tools.latex import DOLLAR
 
 MAX_ITEMS = 64
 """Longer lists are compared as text."""
