@@ -312,9 +312,9 @@ def test_grouping_symbolic_answers_takes_linear_time(matcher: AnswerMatcher) -> 
     random.Random(0).shuffle(order)
     asked: list[str] = []
     worker = matcher._worker
-    read = worker.readings
+    read = worker.evaluated
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "readings", lambda answer: asked.append(answer) or read(answer))
+        patch.setattr(worker, "evaluated", lambda answer: asked.append(answer) or read(answer))
         found = asyncio.run(matcher.group([answers[index] for index in order]))
     assert {frozenset(order[index] for index in group) for group in found} == {
         frozenset({index, index + 48}) for index in range(48)
@@ -370,16 +370,16 @@ def test_a_worker_that_hangs_or_dies_is_replaced(stub: EquivalenceWorker, trap: 
     stub.start()
     lost = stub._process
     assert lost is not None
-    assert stub.readings([["latex", trap, ""]]) == (None, LOST_S)
+    assert stub.evaluated([["latex", trap, ""]]) == (None, LOST_S)
     assert lost.poll() is not None
-    assert stub.readings([["latex", "seven", ""]]) == ([["number", "7"]], 0)
+    assert stub.evaluated([["latex", "seven", ""]]) == ([["number", "7"]], 0)
 
 
 def test_a_worker_that_ran_out_of_time_is_kept(stub: EquivalenceWorker) -> None:
     stub.start()
     kept = stub._process
-    assert stub.readings([["latex", "slow", ""]]) == (None, 1.5)
-    assert stub.readings([["latex", "seven", ""]]) == ([["number", "7"]], 0)
+    assert stub.evaluated([["latex", "slow", ""]]) == (None, 1.5)
+    assert stub.evaluated([["latex", "seven", ""]]) == ([["number", "7"]], 0)
     assert stub._process is kept
 
 
