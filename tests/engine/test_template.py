@@ -119,6 +119,7 @@ async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_
     server = server_of(process.pid)
     server.suspend()
     monkeypatch.setattr(template, "FORK_S", 0.5)
+    monkeypatch.setattr(template, "_templates", {})  # emptied when a template does not answer; later tests need theirs
     monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
     spawned, parent = await tokens_of(settings)
     server.resume()
