@@ -279,7 +279,7 @@ class Bench:
         return await self.run(parse_search({"seed": 7} | settings), **options)
 
     async def run(self, settings: SearchSettings, **options: Any) -> SearchOutcome:
-        surroundings = {name: options.pop(name) for name in ENVIRONMENT & options.keys()}
+        surroundings: dict[str, Any] = {name: options.pop(name) for name in ENVIRONMENT & options.keys()}
         environment = SearchEnvironment(
             generator=self.through(self.generator),
             scorer=self.scorer,

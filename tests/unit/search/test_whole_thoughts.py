@@ -127,7 +127,7 @@ def test_a_budget_of_thinking_closes_every_thought_that_reaches_it(budget: dict[
 
 def test_thinking_as_steps_asks_for_no_thought() -> None:
     for wanted in ({"thinking": "steps"}, {}):
-        options = {"thinking_context": 0} if not wanted else {}
+        options: dict[str, Any] = {"thinking_context": 0} if not wanted else {}
         bench, _ = think({"strategy": "beam_search", "n": 4, "m": 2} | wanted, **options)
         assert {request.thought for request in bench.generator.requests} == {None}
 
@@ -188,8 +188,8 @@ def test_an_exported_tree_says_what_is_thinking_and_what_was_given() -> None:
         assert ("given" in row) == bool(step.given)
         assert node.written_tokens == step.written_tokens
     read = tree_of_view(view, 7, merges_siblings=True)
-    for node in read.terminals:
-        assert read.solution_of(node) == outcome.tree.solution_of(outcome.tree[node.id])
+    for end in read.terminals:
+        assert read.solution_of(end) == outcome.tree.solution_of(outcome.tree[end.id])
     path = [node for node in view.nodes if node.given][:1]
     assert mean_entropy(path) == pytest.approx(-(path[0].logprob or 0) / path[0].written_tokens)
 
