@@ -49,7 +49,7 @@ CHANCES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "ab": WORDS | {"</think>": 0.08},
         ".\n": {"ab": 1.0},
         ".\n\n": {"ab": 1.0},
-        "\n\n": {"ab": 0.5, "<think>": 0.5},
+        "\n\n": {"ab": 1.0},
         "</think>": {"\n\n": 0.7, "ab": 0.3},
         "}": {EOS: 1.0},
     },
@@ -62,7 +62,7 @@ CHANCES: Mapping[str, Mapping[str, Mapping[str, float]]] = {
         "ab": WORDS | {"</": 0.08},
         ".\n": {"ab": 1.0},
         ".\n\n": {"ab": 1.0},
-        "\n\n": {"ab": 0.5, "<": 0.5},
+        "\n\n": {"ab": 1.0},
         "}": {EOS: 1.0},
     },
 }
@@ -162,7 +162,8 @@ async def test_every_branch_keeps_its_budget_of_thinking(thinker: Thinker, until
         given = [step for step in firsts if step.given]
         assert len(given) == 60 if not budget else len(given) > 10
         for step in firsts:
-            assert step.thinking_tokens <= budget + 1
+            before = 0 if opened else thinker.splitter._behind_mark((), step.token_ids, at_end=False)
+            assert step.thinking_tokens <= budget + before
             assert step.token_logprobs is not None
             for start, end in step.given:
                 assert step.token_logprobs[start:end] == (0.0,) * (end - start)
@@ -203,10 +204,11 @@ class TextScorer:
     """Rewards by the length of the last step."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.firsts: set[str] = set()
+        """First steps of the paths that it has read."""
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        self.texts += [text for item in request.items for text in item.steps]
+        self.firsts |= {item.steps[0] for item in request.items}
         return [
             [len(step) % 16 / 15 for step in item.steps[len(item.steps) - item.unscored :]] for item in request.items
         ]
@@ -232,7 +234,10 @@ async def test_trees_of_thinking_searches_are_the_same_with_writing_ahead_and_be
         opened = "<think>\n" if number % 2 else ""
         settings = parse_search(SEARCHES[number // 2] | limits)
         outcome = await run_search("?", prompt, settings, environment, search_id=search_id, open_thought=opened)
-        assert not any("think>" in text for text in scorer.texts)
+        first_steps = [node.step for node in outcome.tree.nodes if node.depth == 1 and node.step]
+        assert any(step.thought.tokens for step in first_steps)
+        assert scorer.firsts == {step.solution for step in first_steps} - {""}
+        assert not any("<think>" in text for text in scorer.firsts)
         return outcome
 
     ahead, numbers = thinker.engine._running.write_ahead, range(2 * len(SEARCHES))
