@@ -1,4 +1,4 @@
-"""A request without a place is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
+"""A request without a slot is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
 nobody out."""
 
 import asyncio
@@ -13,14 +13,14 @@ import httpx
 import pytest
 from http_world import World, chat, generator_is_dead, served
 
-from deployments.admission import body, limits, quotas
+from deployments.admission import body_threads, limits, quotas
 from deployments.admission.clients import client_of
 from deployments.admission.errors import Busy
 from deployments.admission.keys import key_record, store_owner
 from deployments.admission.proxy import WORK
 from deployments.admission.quotas import MinuteUsage
 from deployments.config import HttpSettings, KeyLimits, KeyRecord
-from deployments.http import routes
+from deployments.http import app as application
 from search.rewards import ScoringCost
 from search.tools.fair_threads import FairThreads
 
@@ -138,7 +138,7 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
 async def test_a_route_without_admission_reads_no_byte(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(routes, "WORK", ())
+    monkeypatch.setattr(application, "WORK", ())
     refused = await Call(make_world(), [b"{}", b""], path=path).ended()
     assert (refused.status, refused.asked, refused.error["code"]) == (500, 0, "not_admitted")
 
@@ -236,10 +236,10 @@ async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld)
     world = make_world(searches=1, queue={"places": 2, "seconds": 20})
     async with busy(world):
         waiting = [Call(world, body_parts(seed=index)) for index in range(2)]
-        await until(lambda: world.service.places.waiting == 2)
+        await until(lambda: world.service.slots.waiting == 2)
         assert (await Call(world, body_parts()).ended()).status == 429
         await waiting[0].hang_up()
-        assert (waiting[0].status, world.service.places.waiting) == (None, 1)
+        assert (waiting[0].status, world.service.slots.waiting) == (None, 1)
     assert (await waiting[1].ended()).status == 200
     world.assert_idle()
 
@@ -247,7 +247,7 @@ async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld)
     async with busy(world):
         refused = await Call(world, body_parts()).ended()
         assert refused.status == 429
-        assert "none came free in time" in refused.error["message"]
+        assert "none became free in time" in refused.error["message"]
 
 
 async def test_a_client_that_hangs_up_frees_its_place(make_world: MakeWorld) -> None:
@@ -468,7 +468,7 @@ async def test_bytes_are_charged_before_they_are_read(make_world: MakeWorld, mon
         assert (await Call(world, [wrong, b""], key=MINE, declared=4000).ended()).status == 400
     refused = await Call(world, [wrong, b""], key=MINE, declared=4000).ended()
     assert (refused.status, refused.asked) == (429, 0)
-    assert "10000 bytes of the minute" in refused.error["message"]
+    assert "10000 body bytes per minute" in refused.error["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     chunked = await Call(world, [b"x" * 1500, b"x" * 1500, b""], key=MINE).ended()
     assert (chunked.status, chunked.asked) == (429, 2), "no more is read than may be"
@@ -490,7 +490,7 @@ async def test_an_abandoned_body_is_charged_as_declared(make_world: MakeWorld, m
 async def test_a_client_with_many_long_bodies_passes_no_other_client(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
     world, gate, order = make_world(), asyncio.Event(), list[str]()
     loop, encode = asyncio.get_running_loop(), world.encoder.encode_chat
 
@@ -519,7 +519,7 @@ async def test_a_client_with_many_long_bodies_passes_no_other_client(
 
 
 async def test_too_many_waiting_bytes_are_refused(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 20_000, "test"))
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 20_000, "test"))
     world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
     threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20), size=0)
     parts = body_parts(metadata={"padding": "x" * 9000})
@@ -538,8 +538,8 @@ async def test_too_many_waiting_bytes_are_refused(make_world: MakeWorld, monkeyp
 async def test_a_body_that_waits_too_long_for_a_thread_is_refused(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
-    monkeypatch.setattr(body, "WAIT_S", 0.01)
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    monkeypatch.setattr(body_threads, "WAIT_S", 0.01)
     world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
     threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20))
     parts = body_parts(metadata={"padding": "x" * 6000})

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from deployments.admission.errors import BadRequest
 from deployments.admission.keys import key_record
-from deployments.http.json_schema import MAX_CHARS, MAX_DEPTH, MAX_SCHEMAS, checked_schema
-from deployments.http.json_schema_keywords import MAX_LEAST
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.json_schema.checked_schema import MAX_CHARS, MAX_DEPTH, MAX_SCHEMAS, checked_schema
+from deployments.http.json_schema.keywords import MAX_LEAST
 from deployments.service.schemas import SchemaCosts, SchemasBusy, SchemaTooDear
 from search.errors import SchemaRefused
 
@@ -83,7 +83,7 @@ async def test_an_object_is_a_schema_and_a_text_is_none(world: World) -> None:
 async def test_a_search_by_steps_says_why_not(world: World, strategy: str) -> None:
     error = await error_of(world, chat(response_format={"type": "json_object"}, search={"strategy": strategy}))
     assert error["param"] == "response_format"
-    assert f"{strategy} writes an answer step by step" in error["message"]
+    assert f"{strategy} writes step by step" in error["message"]
     assert error["message"].endswith("search.strategy may be: greedy, self_consistency, best_of_n")
 
 

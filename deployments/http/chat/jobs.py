@@ -1,0 +1,294 @@
+"""Turns requests into jobs: checks the model, resolves the settings, and tokenizes the prompt, which must fit the
+context."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from deployments.admission.errors import BadRequest, context_exceeded
+from deployments.admission.service_tier import DEFAULT, FLEX
+from deployments.config import AppConfig, KeyRecord, LimitSettings
+from deployments.http import replies
+from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
+from deployments.http.chat.conversation import question, turns
+from deployments.http.chat.schema import Body, ChatRequest, CompletionBody, ScoreBody
+from deployments.http.chat.search_settings import SettingsResolver, default_of, notes
+from deployments.http.choices import ChoiceOptions
+from deployments.http.fields import MAX_NAMED, unknown_notes
+from deployments.http.replies import Head
+from deployments.service.completions import CompletionJob
+from deployments.service.live import LiveSettings
+from deployments.service.searches import ScoreJob, SearchJob
+from search.errors import PromptTooLong
+from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
+from search.token_beam import TokenBeamSettings
+from search.tools.listing import listed
+from search.tree import Prefill
+
+
+class Encoder(Protocol):
+    """The generator's chat template and tokenizer; see `deployments.engines.encoding.ChatEncoder`."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def longest_token(self) -> int: ...
+
+    def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]: ...
+
+    @property
+    def template_variables(self) -> frozenset[str]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template_kwargs: Mapping[str, Any] | None,
+        max_tokens: int | None = None,
+    ) -> list[int]: ...
+
+    def open_thought(
+        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
+    ) -> str: ...
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]: ...
+
+
+class Jobs:
+    """Makes jobs for one served model under one set of limits."""
+
+    def __init__(self, config: AppConfig, live: LiveSettings, resolver: SettingsResolver, encoder: Encoder) -> None:
+        self._live = live
+        self._context = config.generator.max_model_len
+        self._batch = config.generator.max_num_seqs
+        self._search_context = config.search_context
+        self._delimiter = config.generator.step_delimiter
+        self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
+        """The reward model with the shortest context; None for a function."""
+        self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
+        self._isolates_keys = config.http.isolate_keys
+        self._keeps = config.controller.store.path is not None
+        self._resolver = resolver
+        self._encoder = encoder
+        self.unknown_fields = config.http.unknown_fields
+        """What becomes of unknown fields of a request."""
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound unless a request may name this model."""
+        self._resolver.check_model(name)
+
+    def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
+        """Returns the job of a search.
+
+        Raises:
+            NotFound: unknown model.
+            BadRequest: a setting is invalid, or the prompt does not fit the context.
+        """
+        now = self._live.now
+        default = default_of(request.reasoning_effort, now)
+        if side_call := is_side_call(request, now.side_calls):
+            request, default = as_side_call(request, default)
+        settings = self._resolver.settings(request, self._limits(key), default)
+        json_schema = request.response_format.checked_schema.text if request.response_format else ""
+        if json_schema:
+            self._resolver.check_whole_solutions(settings)
+        # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
+        # may drop parts of earlier turns.
+        asked = request.conversation
+        min_tokens = (len(asked[-1].text) + len(request.prefill)) // self._encoder.longest_token
+        if min_tokens >= self._search_context:
+            raise self._too_long(f"more than {min_tokens} tokens")
+        try:
+            chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
+            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=self._search_context)
+            open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs)
+            # Tokens of their own, as if the model had written them: no token spans the end of the template.
+            written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
+        except PromptTooLong as error:
+            raise self._too_long(str(error)) from None
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from None
+        prefill = Prefill.of(request.prefill, self._delimiter)
+        # The reward model's format adds tokens to each of the prefill's steps, which ``max_depth`` does not count.
+        context = self._search_context - self._tokens_per_step * len(prefill.steps)
+        prompt_tokens = len(prompt) + len(written)
+        if prompt_tokens >= context:
+            raise self._too_long(f"{prompt_tokens} tokens", context)
+        if context < self._search_context:
+            most = min(settings.max_path_tokens, context - prompt_tokens)
+            settings = settings.model_copy(update={"max_path_tokens": most})
+        prm_question = question(asked, conversation := now.prm_reads == "conversation")
+        # The chat template may drop parts of earlier turns, but the reward model reads all of them.
+        if conversation:
+            try:
+                tokens = len(self._encoder.encode_text(prm_question, max_tokens=context)) + len(written)
+            except PromptTooLong as error:
+                raise self._too_long(str(error), context) from None
+            if tokens >= context:
+                raise self._too_long(f"{tokens} tokens", context)
+        own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
+        return SearchJob(
+            uuid.uuid4().hex,
+            prm_question,
+            (*prompt, *written),
+            settings,
+            self._cache_salt(key),
+            own_seconds,
+            flex=request.service_tier == FLEX,
+            prefill=prefill,
+            json_schema=json_schema,
+            open_thought=open_thought,
+            side_call=side_call,
+        )
+
+    def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
+        """Returns the part of the reply that is known before the search begins.
+
+        Args:
+            said: The client's own request where ``request`` was made from it.
+        """
+        strategy = job.settings.strategy
+        return Head(
+            reply_id=reply_id,
+            created=replies.now(),
+            model=request.model,
+            strategy=strategy.name,
+            n=getattr(strategy, "n", 1),
+            prompt_tokens=len(job.prompt),
+            temperature=strategy.temperature,
+            notes=(
+                *((NOTE,) if job.side_call else ()),
+                *notes(request, job.settings),
+                *self._template_notes(request),
+                *self._store_notes(request),
+                *_schema_notes(request),
+                *unknown_notes(said or request),
+            ),
+            wanted=ChoiceOptions(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
+            service_tier=FLEX if job.flex else DEFAULT,
+        )
+
+    def _template_notes(self, request: ChatRequest) -> list[str]:
+        """Returns a note for each of ``chat_template_kwargs`` that the chat template does not read."""
+        if not request.chat_template_kwargs:
+            return []
+        unread = request.chat_template_kwargs.keys() - self._encoder.template_variables
+        return [
+            f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
+        ]
+
+    def _store_notes(self, request: ChatRequest) -> list[str]:
+        return ["store: this server stores nothing"] if request.store and not self._keeps else []
+
+    def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
+        """Returns the job of a token-level beam search.
+
+        Raises:
+            NotFound: unknown model.
+            BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
+        """
+        self.check_model(body.model)
+        given = body.prompts()
+        limits = self._limits(key)
+        width = body.best_of or body.n
+        total_tokens = len(given) * width * body.max_tokens
+        if width > limits.n:
+            path = "best_of" if body.best_of else "n"
+            raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
+        if total_tokens > limits.tokens:
+            message = f"{len(given)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
+            raise BadRequest(f"{message}; at most {limits.tokens} are allowed here", "max_tokens", "above_limit")
+        encoded: list[tuple[int, ...]] = []
+        for index, (path, text) in enumerate(
+            given
+        ):  # the first that does not fit ends it: tokenizing a megabyte takes 1 s
+            prompt = self._encoded(path, text)
+            if len(prompt) + body.max_tokens > self._context:
+                fault = f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for"
+                raise context_exceeded(self._context, fault, "prompt")
+            encoded.append(prompt)
+        prompts = tuple(encoded)
+        limit = body.concurrency_limit
+        # More prompts at once than the engine's batch holds would gain nothing and keep other searches waiting.
+        max_prompts = max(1, self._batch // width)
+        settings = TokenBeamSettings(
+            width=width,
+            max_tokens=body.max_tokens,
+            length_penalty=body.length_penalty,
+            ignore_eos=body.ignore_eos,
+            skip_reading_prefix_cache=body.skip_reading_prefix_cache,
+            concurrency_limit=max_prompts if limit is None else max(1, min(limit, max_prompts)),
+        )
+        salt, lane = self._cache_salt(key), _lane(body.service_tier)
+        request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, salt, lane)
+        return CompletionJob(request, body.n)
+
+    def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreJob:
+        """Returns the job that scores the steps of a path.
+
+        Raises:
+            NotFound: unknown model.
+            BadRequest: more steps than a path may have, far more characters than the reward model's context holds, or
+                a text cannot be tokenized.
+        """
+        if body.model is not None:
+            self.check_model(body.model)
+        limits = self._live.now.limits
+        if len(body.steps) > limits.depth:
+            raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
+        texts = {"question": body.question, **{f"steps.{index}": step for index, step in enumerate(body.steps)}}
+        characters, prm = sum(map(len, texts.values())), self._prm
+        if prm is not None and characters > prm.max_characters:
+            fault = f"the PRM's context is {prm.max_model_len} tokens; a path of {characters} characters has more"
+            raise BadRequest(fault, "steps", "context_length_exceeded")
+        tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
+        item = ScoreItem(tuple(body.steps), len(body.steps))
+        salt, lane = self._cache_salt(key), _lane(body.service_tier)
+        return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
+
+    def _too_long(self, tokens: str, context: int | None = None) -> BadRequest:
+        fault = f"the prompt has {tokens}, which leaves no room to answer"
+        return context_exceeded(context or self._search_context, fault, "messages")
+
+    def _cache_salt(self, key: KeyRecord | None) -> str:
+        """Returns the key's salt of the prefix cache, so that reply times reveal nothing about other keys' prompts."""
+        return key.cache_salt if key is not None and self._isolates_keys else ""
+
+    def _limits(self, key: KeyRecord | None) -> LimitSettings:
+        """Returns the caps on a request with this key."""
+        limits = self._live.now.limits
+        if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
+            return limits
+        return limits.model_copy(update={"tokens": key.limits.tokens})
+
+    def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
+                raise BadRequest(
+                    f"{path} has the token id {wrong[0]}, but the model has {self._encoder.vocabulary} tokens", path
+                )
+            return tuple(prompt)
+        try:
+            ids = self._tokens(path, prompt, self._context)
+        except PromptTooLong as error:
+            raise context_exceeded(self._context, f"{path} has {error}", path) from None
+        if not ids:
+            raise BadRequest(f"{path} has no tokens", path)
+        return ids
+
+    def _tokens(self, path: str, text: str, max_tokens: int | None = None) -> tuple[int, ...]:
+        try:
+            return tuple(self._encoder.encode_text(text, max_tokens=max_tokens))
+        except ValueError as error:
+            raise BadRequest(f"{path}: {error}", path) from None
+
+
+def _schema_notes(request: ChatRequest) -> list[str]:
+    """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
+    unheld = request.response_format.checked_schema.unheld if request.response_format else ()
+    return [f"keywords of the schema without effect: {listed(unheld, MAX_NAMED)}"] if unheld else []
+
+
+def _lane(service_tier: str | None) -> Lane:
+    return Lane.of(first_steps=False, flex=service_tier == FLEX)
