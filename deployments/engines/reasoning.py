@@ -28,7 +28,6 @@ MARKS: dict[str, tuple[str, str]] = {
     "k2_horizon": ("<ifm|think>", "</ifm|think>"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
-    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
 """Opening and closing mark, by parser."""
@@ -39,7 +38,7 @@ _SENTENCES = {
 }
 _QWEN3_SWITCH = "enable_thinking is defined and enable_thinking is false"
 """How Qwen3's chat templates ask for no thinking."""
-_FOUND = ("mistral", "seed_oss", "cohere_command3", "minimax_m3", "plamo3", "k2_horizon")
+_FOUND = ("mistral", "seed_oss", "cohere_command3", "minimax_m3", "k2_horizon")
 """Parsers of marks that no other family has."""
 
 

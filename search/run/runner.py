@@ -521,13 +521,15 @@ class _Search:
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:
-        """How these branches think; None if they do not: below the root, the thought is over."""
+        """How these branches think; None if they do not: below the root, the thought is over, and so it is behind a
+        prefill that has begun the solution."""
         limits, tree = self._limits, self._tree
-        if not limits.thinking_context or all(node.depth > 1 for node in branches):
+        opened = bool(tree.thought_at(tree.root))
+        begun = bool(tree.prefill.text.strip()) and not opened
+        if not limits.thinking_context or begun or all(node.depth > 1 for node in branches):
             return None
         whole = requested(branches[0]).whole
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
-        opened = bool(tree.thought_at(tree.root))
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
     def _ahead(self, branches: Branches) -> Ahead | None:

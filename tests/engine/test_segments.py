@@ -10,6 +10,7 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.reasoning import MARKS, NO_REASONING, PLAIN_TEXT, Marks, marks_of
 from deployments.engines.segments import Draft, GivenTokens, Task, Until, first_segment, following
 from deployments.engines.step_splitter import StepSplitter
+from search.answers.thoughts import open_thought, without_thoughts
 from search.ports import Child, ThoughtRequest
 from search.tree import Step, StepEnd
 from tests.engine.thinking_vocabularies import (
@@ -132,6 +133,28 @@ def test_with_a_budget_of_thinking_too(kind: str, text: str, opened: bool, budge
 
 
 @pytest.mark.parametrize("kind", PARSERS)
+def test_a_prompt_may_end_behind_a_thought(kind: str) -> None:
+    engine = SCRIPTED[kind]
+    for text, over in {
+        "ab(\n\n)\n\n": True,
+        "ab)": True,
+        "(ab)ab": False,
+        "ab(": False,
+        "": False,
+        "\n": False,
+    }.items():
+        assert engine.splitter.thought_is_over(engine.encode(text)[:-1]) == over, text
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_answers_are_read_behind_the_marks_of_every_parser(name: str) -> None:
+    opening, closing = MARKS[name]
+    thought = f"{opening}{'thought' if name == 'gemma4' else ''}\nPerhaps."
+    assert open_thought(thought)
+    assert without_thoughts(f"{thought}{closing}\n\nSo.").strip() == "So."
+
+
+@pytest.mark.parametrize("kind", PARSERS)
 def test_marks_stay_in_texts_and_texts_become_the_same_tokens(kind: str) -> None:
     engine = SCRIPTED[kind]
     ids = engine.encode("(ab.\n\nab)\n\nab")[:-1]
@@ -220,9 +243,10 @@ WITHOUT_MARKS = {
     "minimax_m2_append_think": "only writes the opening mark",
     "muse_glimmer": "the receiver of a message",
     "openai_gptoss": "channels",
+    "plamo3": "marks that `search.answers.thoughts` does not read",
     "poolside_v1": "chooses among others",
 }
-"""vLLM's reasoning parsers that tell thinking by something else than a pair of tokens."""
+"""vLLM's reasoning parsers that are not taken, and what they tell thinking by."""
 
 
 def test_the_marks_are_those_of_vllms_parsers() -> None:

@@ -199,3 +199,15 @@ def test_settings_bound_thinking_by_the_smaller_limit() -> None:
     assert parse_search({"strategy": "greedy", "budget": {"thinking": 0}}).thinking_tokens == 0
     settings = parse_search({"strategy": "greedy", "budget": {"thinking": 50}, "max_thinking_tokens": 20})
     assert settings.thinking_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("prefill", "opened", "thinks"),
+    [("So", "", False), ("So", "<think>", True), ("<think>So", "", True), ("<think>So</think>\n\nIt", "", False)],
+)
+def test_behind_a_prefill_that_has_begun_the_solution_nobody_thinks(prefill: str, opened: str, thinks: bool) -> None:
+    settings = {"strategy": "beam_search", "n": 4, "m": 2}
+    bench, _ = think(settings, prefill=Prefill((), prefill), open_thought=opened)
+    asked = [request.thought for request in bench.generator.requests if request.thought]
+    assert bool(asked) == thinks
+    assert all(request.opened for request in asked)
