@@ -160,7 +160,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         started, parameters = self._running, cache(partial(self._sampling_params, request))
         try:
-            with started.write_ahead.call(request, parameters(Until(request.stop_condition))) as ahead:
+            with started.write_ahead.call(
+                request, parameters(Until(request.stop_condition), bool(request.json_schema))
+            ) as ahead:
                 async with self._call(request, alone, canary) as call:
                     unwritten = self._submit(call, request, parameters, ahead)
                     if ahead is not None:
@@ -353,7 +355,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         logprobs = () if request.logprobs else None
         return Draft(Child(item.parent, branch.index, (), 0), task, segment, logprobs=logprobs).began(segment)
 
-    def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool = False) -> SamplingParams:
+    def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool) -> SamplingParams:
         """Parameters of a segment, but for seed and length."""
         stop = self._running.splitter.stop_at(until)
         schema = StructuredOutputsParams(json=request.json_schema) if grammar else None
