@@ -18,6 +18,7 @@ from deployments.calls.pool import Pool, replicas_of
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
 from deployments.engines.encoding import ChatEncoder
+from deployments.engines.reasoning import marks_of
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.app import create_app
@@ -121,6 +122,8 @@ class SearchControllerReplica:
                 if controller.step_hook
                 else None
             ),
+            thinking_context=config.generator.max_model_len if encoder.marks else 0,
+            scores_thinking=controller.prm_reads_thinking,
             model=config.generator.served_name,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
@@ -285,11 +288,13 @@ def load_encoder(generator: GeneratorSettings | str) -> ChatEncoder:
     ``generator``: its settings, or the directory or hub id of its model.
 
     Raises:
-        ValueError: it has no tokenizer, or the file of the chat template cannot be read.
+        ValueError: it has no tokenizer, or none with the marks of ``reasoning``, or the file of the chat template
+            cannot be read.
     """
     quick_import("transformers.models.auto.tokenization_auto")
     settings = GeneratorSettings(model=generator) if isinstance(generator, str) else generator
-    return ChatEncoder(load_tokenizer(settings))
+    tokenizer = load_tokenizer(settings)
+    return ChatEncoder(tokenizer, marks_of(settings.reasoning, tokenizer))
 
 
 async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:

@@ -42,8 +42,8 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of the step hook that are 0
-    are left out of a dump.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking and of the step
+    hook that are 0 are left out of a dump.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -76,6 +76,8 @@ class SearchCost(BaseModel):
     generated_tokens: int = 0
     """Tokens of all branches that arrived, pruned ones included. Tokens of branches that were aborted before they
     arrived are known only to the generator."""
+    thinking_tokens: int = Field(0, exclude_if=_is_zero)
+    """Number of ``generated_tokens`` that are thinking."""
     answer_tokens: int = 0
     """Generated tokens of the answering path."""
     prefix_tokens: int = 0
