@@ -320,6 +320,11 @@ class ControllerSettings(Settings):
         description="What the reward model reads as the question: the client's last message with the results of tools "
         "since, or the whole conversation.",
     )
+    prm_reads_thinking: bool = Field(
+        False,
+        description="Whether the reward model reads a path's thinking as the beginning of its first step. Otherwise it "
+        "reads the solution alone.",
+    )
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None

@@ -18,6 +18,7 @@ from deployments.calls.pool import Pool, replicas_of
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
 from deployments.engines.encoding import ChatEncoder
+from deployments.engines.reasoning import marks_of
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.app import create_app
@@ -25,7 +26,7 @@ from deployments.http.chat.jobs import Jobs
 from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.in_cluster.in_process import Answer, InProcessEndpoint
+from deployments.http.in_cluster.in_process import InProcessEndpoint, Reply
 from deployments.http.in_cluster.ray_data_rows import reply_to
 from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
@@ -122,6 +123,8 @@ class SearchControllerReplica:
                 if controller.step_hook
                 else None
             ),
+            thinking_context=config.generator.max_model_len if encoder.marks else 0,
+            scores_thinking=controller.prm_reads_thinking,
             model=config.generator.served_name,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
@@ -165,7 +168,7 @@ class SearchControllerReplica:
         """Called by Serve after the constructor."""
         return self._app(self._keys)
 
-    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
+    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Reply:
         """Returns the endpoint's complete answer to a request: status, headers and body.
 
         For jobs on the cluster, which need neither HTTP nor a key. They compete for slots with all other requests and
@@ -288,11 +291,13 @@ def load_encoder(generator: GeneratorSettings | str) -> ChatEncoder:
     ``generator``: its settings, or the directory or hub id of its model.
 
     Raises:
-        ValueError: it has no tokenizer, or the file of the chat template cannot be read.
+        ValueError: it has no tokenizer, or none with the marks of ``reasoning``, or the file of the chat template
+            cannot be read.
     """
     quick_import("transformers.models.auto.tokenization_auto")
     settings = GeneratorSettings(model=generator) if isinstance(generator, str) else generator
-    return ChatEncoder(load_tokenizer(settings))
+    tokenizer = load_tokenizer(settings)
+    return ChatEncoder(tokenizer, marks_of(settings.reasoning, tokenizer))
 
 
 async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:

@@ -93,13 +93,30 @@ class Ahead(NamedTuple):
     step_tokens: int
     """Most tokens of a step."""
     path_tokens: int
-    """Most tokens of prompt and path."""
+    """Most tokens of prompt and path, thoughts excluded."""
     max_depth: int
     """Most steps of a path."""
     merges: bool
     """Whether the search merges siblings of the same text, and only asks for children of the first of them."""
     thoughts: tuple[tuple[NodeId, str], ...] = ()
     """Parents whose paths end in a thought, each with its mark: a box in a thought ends no path."""
+    thought_tokens: tuple[tuple[NodeId, int], ...] = ()
+    """Parents whose paths have thoughts, each with its number of tokens, which ``path_tokens`` does not count."""
+    context_tokens: int = 0
+    """Most tokens of prompt and path where there are thoughts."""
+
+
+class ThoughtRequest(NamedTuple):
+    """How the branches below the root think, before the solution that the stop condition asks for."""
+
+    opened: bool
+    """Whether the prompt ends in an open thought."""
+    max_tokens: int
+    """Most tokens of a thought."""
+    closes: bool
+    """Whether a thought with so many tokens is closed, and the solution follows; otherwise the path ends in it."""
+    solution_tokens: int
+    """Most tokens behind the thought. ``Branch.max_tokens`` bounds both together."""
 
 
 class ExpandRequest(NamedTuple):
@@ -123,6 +140,9 @@ class ExpandRequest(NamedTuple):
     whole solutions from the root."""
     ahead: Ahead | None = None
     """For writing children ahead; None: there are none to expect."""
+    thought: ThoughtRequest | None = None
+    """Where the generator thinks: its thoughts are no steps (`search.tree.Step.thought`); None: they are cut like any
+    other text. With a ``json_schema``, the text behind the thought satisfies it."""
 
 
 class Child(NamedTuple):

@@ -9,6 +9,7 @@ The parsed form is nested, with the strategy as an object. An error's path is th
 
 import re
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -37,6 +38,15 @@ _CATALOG = "strategies"
 _REFERENCE = "#/$defs/{model}"
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
+
+
+class Thinking(StrEnum):
+    """How a search takes what its generator thinks."""
+
+    WHOLE = "whole"
+    """As one piece, before the first step of the solution."""
+    STEPS = "steps"
+    """As steps."""
 
 
 def _texts(given: Any) -> Any:
@@ -85,6 +95,20 @@ class SearchSettings(BaseModel):
     max_path_tokens: Annotated[int, Cap("tokens")] = Field(
         2048, strict=True, ge=1, le=MAX_PATH_TOKENS, description="Maximum tokens of a path."
     )
+    max_thinking_tokens: Annotated[int, Cap("tokens")] = Field(
+        8192,
+        strict=True,
+        ge=1,
+        le=MAX_PATH_TOKENS,
+        description="Maximum tokens of a path's thinking, where the generator thinks. A path whose thought is not over "
+        "then ends without an answer, unless `budget.thinking` closes it first. The limits of paths and steps bound "
+        "its solution.",
+    )
+    thinking: Thinking = Field(
+        Thinking.WHOLE,
+        description="`whole`: a path's thinking belongs to its first step, is never cut into steps, and is not scored. "
+        "`steps`: it is cut and scored as all that the generator writes.",
+    )
     stop: StopTexts = Field((), description="One to four stop strings: a solution's text ends before the first match.")
     logprobs: bool = Field(
         False, strict=True, description="Keep the log-probabilities of all steps in the tree, whatever the strategy."
@@ -97,6 +121,12 @@ class SearchSettings(BaseModel):
         strict=True,
         description="Report the KV tokens that the branches of each round need (kv_tokens_peak and others).",
     )
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Most tokens of a path's thinking."""
+        budget = self.budget.thinking
+        return self.max_thinking_tokens if budget is None else min(budget, self.max_thinking_tokens)
 
     @model_validator(mode="wrap")
     @classmethod

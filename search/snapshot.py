@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
+from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought
 
 SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
@@ -52,6 +52,10 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     - ``count``: how often the text was written among its siblings; 0 for a ``repeated`` node, which the sibling of the
       same text and end counts.
     - ``token_ids``, ``token_logprobs``: present only if the tokens' log-probabilities are known.
+    - ``thought``: the thinking with which the text begins, marks included, present only if there is any: its number of
+      ``tokens`` and of ``characters``.
+    - ``given``: the spans of the step's tokens that the model was given and did not write, each from its first index to
+      before its second, present only if there are any. The log-probability of each of these tokens is 0.
     - ``hook``: what the step hook did with the step, present only if it did anything: the ``text`` that it added after
       the step with its ``token_ids``, whether it ``ends`` the path, whether it ``failed``.
 
@@ -118,8 +122,32 @@ class HookView(BaseModel):
         return HookEffect(self.text, tuple(self.token_ids), self.ends, self.failed)
 
 
+class ThoughtView(BaseModel):
+    """A `search.tree.Thought` of a saved tree, and in ``tree_as_json``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tokens: int = Field(ge=0, le=1 << 31)
+    characters: int = Field(ge=0, le=1 << 31)
+
+    @classmethod
+    def of(cls, thought: Thought) -> Self | None:
+        return cls.model_validate(thought._asdict()) if thought.tokens else None
+
+    @property
+    def thought(self) -> Thought:
+        return Thought(self.tokens, self.characters)
+
+
+GivenSpans = list[tuple[Annotated[int, Field(ge=0, le=1 << 31)], Annotated[int, Field(ge=0, le=1 << 31)]]]
+
+
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_empty(spans: Sequence[object]) -> bool:
+    return not spans
 
 
 class NodeView(BaseModel):
@@ -134,7 +162,14 @@ class NodeView(BaseModel):
     tokens: int = Field(ge=0, le=1 << 31)
     logprob: Annotated[Logprob, AfterValidator(_summable)] | None
     count: int = Field(1, ge=0, le=MAX_SAVED_NODES)
+    thought: ThoughtView | None = Field(None, exclude_if=_is_none)
+    given: GivenSpans = Field([], exclude_if=_is_empty)
     hook: HookView | None = Field(None, exclude_if=_is_none)
+
+    @property
+    def written_tokens(self) -> int:
+        """Number of its tokens that the model wrote."""
+        return self.tokens - sum(end - start for start, end in self.given)
 
     @property
     def is_lookahead(self) -> bool:
@@ -204,7 +239,8 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
     for node in nodes:
         step = None
         if node.text is not None:
-            step = Step((), node.text, node.end or StepEnd.DELIMITER, node.logprob)
+            thought = node.thought.thought if node.thought else Thought()
+            step = Step((), node.text, node.end or StepEnd.DELIMITER, node.logprob, thought=thought)
         ends = node.ends or node.status is NodeStatus.TERMINAL
         try:
             hook = node.hook.effect._replace(token_ids=()) if node.hook and step else None
@@ -226,11 +262,22 @@ class SavedStep(BaseModel):
     end: StepEnd
     logprob: Logprob | None
     token_logprobs: list[Logprob] | None = None
+    thought: ThoughtView | None = Field(None, exclude_if=_is_none)
+    given: GivenSpans = Field([], exclude_if=_is_empty)
 
     @model_validator(mode="after")
     def _one_for_each_token(self) -> Self:
         if self.token_logprobs is not None and len(self.token_logprobs) != len(self.token_ids):
             raise ValueError("token_logprobs must have one entry for each of token_ids")
+        return self
+
+    @model_validator(mode="after")
+    def _within_the_step(self) -> Self:
+        bounds = [bound for span in self.given for bound in span]
+        if bounds != sorted(bounds) or any(bound > len(self.token_ids) for bound in bounds):
+            raise ValueError("given must be spans of token_ids, in order")
+        if self.thought and (self.thought.tokens > len(self.token_ids) or self.thought.characters > len(self.text)):
+            raise ValueError("the thought is longer than the step")
         return self
 
 
@@ -281,7 +328,7 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
         SavedNode(
             id=list(node.id),
             status=node.status,
-            step=SavedStep(**step._asdict()) if (step := node.written_step) else None,
+            step=_saved_step(step) if (step := node.written_step) else None,
             reward=node.reward,
             neutral=node.neutral,
             ends=node.ends,
@@ -346,14 +393,24 @@ def _by_parent(node_ids: Iterable[Sequence[int]]) -> dict[NodeId, list[int]]:
     return indices
 
 
+def _saved_step(step: Step) -> SavedStep:
+    return SavedStep(**step._asdict() | {"thought": ThoughtView.of(step.thought)})
+
+
 def _step(saved: SavedStep) -> Step:
     each = None if saved.token_logprobs is None else tuple(saved.token_logprobs)
-    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each)
+    thought = saved.thought.thought if saved.thought else Thought()
+    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each, thought, tuple(saved.given))
 
 
 def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
     """The field ``hook`` of a node or of an event; nothing if the step hook did nothing."""
     return {} if effect in (None, HookEffect()) else {"hook": effect._asdict()}
+
+
+def _thinking_as_json(step: Step) -> dict[str, Any]:
+    thinking: dict[str, Any] = {"thought": step.thought._asdict()} if step.thought.tokens else {}
+    return thinking | ({"given": [list(span) for span in step.given]} if step.given else {})
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:
@@ -373,5 +430,6 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,
+        **(_thinking_as_json(step) if step else {}),
         **(hook_as_json(node.hook) if node.hook else {}),
     }

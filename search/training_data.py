@@ -106,14 +106,14 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
 
 
 def mean_entropy(path: Sequence[NodeView]) -> float | None:
-    """Minus the mean log-probability of the path's tokens, in nats per token. None if a step's log-probability is
-    unknown or minus infinity, or there are no tokens. The mean is over tokens, not steps, so it does not depend on how
-    the text is split into steps."""
-    written = [node for node in path if node.tokens]
+    """Minus the mean log-probability of the path's written tokens, in nats per token. None if a step's log-probability
+    is unknown or minus infinity, or there are no tokens. The mean is over tokens, not steps, so it does not depend on
+    how the text is split into steps."""
+    written = [node for node in path if node.written_tokens]
     logprobs = [node.logprob for node in written if node.logprob is not None and math.isfinite(node.logprob)]
     if not written or len(logprobs) < len(written):
         return None
-    return 0.0 - math.fsum(logprobs) / sum(node.tokens for node in written)
+    return 0.0 - math.fsum(logprobs) / sum(node.written_tokens for node in written)
 
 
 def ended_paths(nodes: Iterable[AnyNode]) -> list[list[AnyNode]]:

@@ -126,7 +126,8 @@ def _verl(searched: Searched) -> Iterator[Json]:
 
 def _gym(searched: Searched) -> Iterator[Json]:
     """One rollout for each path, with one message for each step, whose prompt is all token ids before it, those that
-    the step hook added included. Paths with a missing or infinite log-probability are left out."""
+    the step hook added included. What a step has up to the last tokens that the model was given, such as a thought that
+    was closed for it, is part of its prompt. Paths with a missing or infinite log-probability are left out."""
     training, is_right = searched.training, searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         prompt, output = list(searched.prompt_token_ids), []
@@ -134,7 +135,7 @@ def _gym(searched: Searched) -> Iterator[Json]:
             ids, logprobs = node.token_ids, node.token_logprobs
             if ids is None or logprobs is None or not all(map(math.isfinite, logprobs)):
                 break
-            node_id = ".".join(map(str, node.id))
+            node_id, given = ".".join(map(str, node.id)), max((end for _, end in node.given), default=0)
             output.append(
                 {
                     "id": f"msg_{training.unique_id}_{node_id}",
@@ -142,9 +143,9 @@ def _gym(searched: Searched) -> Iterator[Json]:
                     "role": "assistant",
                     "status": "completed",
                     "content": [{"type": "output_text", "text": node.text, "annotations": []}],
-                    "prompt_token_ids": list(prompt),
-                    "generation_token_ids": ids,
-                    "generation_log_probs": logprobs,
+                    "prompt_token_ids": [*prompt, *ids[:given]],
+                    "generation_token_ids": ids[given:],
+                    "generation_log_probs": logprobs[given:],
                 }
             )
             prompt += [*ids, *(node.hook.token_ids if node.hook else ())]

@@ -160,7 +160,7 @@ class HandleGenerator:
     def _count(self, group: ChildGroup, key: str) -> int:
         """Counts the steps of a group; returns the number of their tokens."""
         steps = [step for child in group.children for step in child.steps]
-        tokens = sum(len(step.token_ids) for step in steps)
+        tokens = sum(step.written_tokens for step in steps)
         self._telemetry.metrics.add(catalog.STEPS_WRITTEN, len(steps))
         self._telemetry.metrics.add(catalog.GENERATED_TOKENS, tokens, key)
         return tokens

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from deployments.engines.chat_template import ChatTemplate
+from deployments.engines.reasoning import Marks
 from deployments.engines.token_guard import CUT, EDGE, TokenGuard
-from deployments.engines.tool_parsers import parser_name
+from deployments.engines.tool_parsers import tool_parser_name
 from deployments.engines.tool_support import ToolSupport
 from search.answers.thoughts import has_marks, open_thought
 from search.errors import PromptTooLong
@@ -32,15 +33,19 @@ _BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt",
 class ChatEncoder:
     """Encodes chats and plain texts for one tokenizer."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", marks: Marks | None = None) -> None:
+        """``marks``: those between which the tokenizer's model thinks; None: it does not."""
+        self.marks = marks
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab()
         # Runs of whitespace are added tokens in some vocabularies; they end no turn.
         guarded = {text: token for text, token in added.items() if text.strip()}
         self._added = tokenizer.added_tokens_decoder
-        special = {token for token, details in self._added.items() if details.special}
+        kept = marks.tokens if marks and marks.tokens else ()
+        special = {token for token, details in self._added.items() if details.special and token not in kept}
         self._texts: dict[int, str] = {}
         """Cache of decoded tokens: decoding a token takes longer than everything else that is done with it."""
+        self._texts.update({token: self._added[token].content for token in kept})
         self._guarded = TokenGuard.of(guarded)
         self._special = TokenGuard.of({text: token for text, token in guarded.items() if token in special})
 
@@ -74,8 +79,8 @@ class ChatEncoder:
         """Ids of a text, without any special token even if the text spells one.
 
         Args:
-            written: As the model would have written it. Added tokens that are not special, such as ``<think>``, are
-                then tokens, because they are part of the text of what a model writes.
+            written: As the model would have written it. The marks of its thinking and added tokens that are not
+                special are then tokens, because they are part of the text of what a model writes.
             max_tokens: A text that certainly has more tokens is not tokenized.
 
         Raises:
@@ -117,7 +122,7 @@ class ChatEncoder:
         return read - {*_BUILTIN_VARIABLES, *self._tokenizer.special_tokens_map}
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; empty for special tokens."""
+        """The text of each token by itself; empty for special tokens but for the marks of thinking."""
         if new := list(set(token_ids) - self._texts.keys()):
             texts = self._tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
             self._texts.update(zip(new, texts, strict=True))
@@ -126,7 +131,7 @@ class ChatEncoder:
     @cached_property
     def tool_parser(self) -> str | None:
         """The parser that certainly reads the calls that the chat template shows the model."""
-        return parser_name(self._tokenizer)
+        return tool_parser_name(self._tokenizer)
 
     @cached_property
     def tool_support(self) -> ToolSupport:
@@ -186,7 +191,19 @@ class ChatEncoder:
 
     @cached_property
     def _writes_no_marks(self) -> bool:
-        return any(details.special and has_marks(details.content) for details in self._added.values())
+        kept = self.marks.tokens if self.marks and self.marks.tokens else ()
+        return any(
+            details.special and token not in kept and has_marks(details.content)
+            for token, details in self._added.items()
+        )
+
+    @property
+    def given_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The ids of the opening mark, and of the texts that close a thought which was cut off, or is not wanted."""
+        assert self.marks is not None
+        texts = (self.marks.opening, self.marks.end, self.marks.no_thought)
+        opening, end, no_thought = (tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return opening, end, no_thought
 
     @cached_property
     def _template(self) -> ChatTemplate:

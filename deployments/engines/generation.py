@@ -6,11 +6,12 @@ the tests all use it.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
@@ -34,9 +35,11 @@ from deployments.engines.engine_calls import (
 from deployments.engines.errors import EngineStartError
 from deployments.engines.grants import grant_order
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.reasoning import marks_of
 from deployments.engines.request_queue import EngineRequest, RequestQueue
+from deployments.engines.segments import Draft, GivenTokens, Segment, Task, Until, first_segment, following
 from deployments.engines.settings import GeneratorSettings
-from deployments.engines.step_splitter import StepSplitter, StepStop
+from deployments.engines.step_splitter import StepSplitter
 from deployments.engines.tool_parsers import CallParser, ToolParserError
 from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
@@ -59,7 +62,9 @@ from search.ports import (
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
-from search.tree import StepEnd
+
+Parameters: TypeAlias = Callable[..., SamplingParams]
+"""Sampling parameters of a call by segment; see `GenerationEngine._sampling_params`."""
 
 HEARTBEAT_S = 5.0
 """Longest time between two messages of an ``expand`` call while its engine is at work."""
@@ -76,6 +81,8 @@ class _Running(StartedEngine):
 
     chat: ChatEncoder
     splitter: StepSplitter
+    marks: GivenTokens
+    """The marks of the model's thinking, as it may be given them."""
     eos: int | None
     """The tokenizer's end-of-sequence token."""
     block_size: int
@@ -99,7 +106,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._discarded_tokens = 0
         self._recomputed_tokens = 0
         self._given_back = 0
-        self._lengths = {condition: StepLengths() for condition in StopCondition}
+        self._lengths = {until: StepLengths() for until in Until}
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer, unused=self._unused)
@@ -116,7 +123,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
             # compiled before they came here (`deployments.service.schemas`), and the engine's own compiler refuses
             # what it cannot read.
             engine.input_processor.structured_outputs_config = None
-        splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
+        try:
+            marks = marks_of(self._settings.reasoning, tokenizer)
+        except ValueError as error:
+            raise EngineStartError(f"generator.reasoning: {error}") from error
+        splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer), marks)
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
         block_size = engine.vllm_config.cache_config.block_size
@@ -130,9 +141,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
         elif setting == "auto" and current_platform.is_cpu() and cpu_threads(self._settings) > 1:
             setting = "off"  # The reward model's engine uses the same cores: they have no time left.
         device = CPU if current_platform.is_cpu() else GPU
-        write_ahead = WriteAhead(queue, setting, self._lengths[StopCondition.STEP], Aborts(engine).begin, device)
-        chat = ChatEncoder(tokenizer)
-        return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
+        write_ahead = WriteAhead(queue, setting, self._lengths[Until.STEP], Aborts(engine).begin, device)
+        chat = ChatEncoder(tokenizer, marks)
+        given = GivenTokens(*chat.given_tokens) if marks else GivenTokens()
+        return _Running(engine, counters, queue, chat, splitter, given, eos, block_size, clamp, write_ahead)
 
     async def expand(
         self, request: ExpandRequest, alone: bool = False, canary: bool = False
@@ -152,11 +164,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         if request.model not in ("", self._settings.served_name):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
-        template, started = self._sampling_params(request), self._running
+        started, parameters = self._running, cache(partial(self._sampling_params, request))
         try:
-            with started.write_ahead.call(request, template) as ahead:
+            with started.write_ahead.call(
+                request, parameters(Until(request.stop_condition), bool(request.json_schema))
+            ) as ahead:
                 async with self._call(request, alone, canary) as call:
-                    unwritten = self._submit(call, request, template, ahead)
+                    unwritten = self._submit(call, request, parameters, ahead)
                     if ahead is not None:
                         ahead.give_up_rest()
                     if unwritten:
@@ -167,13 +181,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             if not self.silent_s:
                                 yield ChildGroup((), self._headroom)
                             continue
-                        self._record(finished, request.stop_condition)  # before it waits: it may be cancelled then
+                        self._record(finished)  # before it waits: it may be cancelled then
                         if call.pending:
                             await asyncio.sleep(GROUP_S)
                             more = call.take()
-                            self._record(more, request.stop_condition)
+                            self._record(more)
                             finished += more
-                        written = [(child, done) for done in finished if (child := self._child(call, request, done))]
+                        written = [(child, done) for done in finished if (child := self._child(call, parameters, done))]
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0
                             yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused)
@@ -290,16 +304,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return left + self._running.write_ahead.check_integrity()
 
     def _submit(
-        self, call: EngineCall[Child], request: ExpandRequest, template: SamplingParams, ahead: SearchAhead | None
+        self, call: EngineCall[Draft], request: ExpandRequest, parameters: Parameters, ahead: SearchAhead | None
     ) -> list[Child]:
         """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns children
         for the others: without steps for a branch that is given back, with an empty step where the prefix already fills
         the context.
-
-        ``template``: parameters of all branches, but for seed and length.
         """
         running, clamp = self._running, self._running.clamp
-        lengths = self._lengths[request.stop_condition]
         shrinks = self._settings.clamp == "shrink" and clamp is not None
         full = [item for item in request.expansions if len(item.prefix) >= running.context]
         items = [item for item in request.expansions if len(item.prefix) < running.context]
@@ -307,23 +318,28 @@ class GenerationEngine(EngineLifecycle[_Running]):
         asked = [len(item.branches) for item in items]
         least = [item.least for item in items] if shrinks else asked
         given_back: list[Child] = []
+        too_long = [Child(item.parent, branch.index, (), 0) for item in full for branch in item.branches]
         short_of_memory: set[int] = set()
         for number, index in grant_order(asked, least):
             item, branch = items[number], items[number].branches[index]
-            params = copy(template)
-            params.max_tokens = min(branch.max_tokens, running.context - len(item.prefix))
+            draft = self._draft(request, item, branch)
+            child, segment = draft.child, draft.segment
+            if segment.max_tokens < 1:
+                too_long.append(child)
+                continue
+            params = copy(parameters(segment.until, segment.grammar))
+            params.max_tokens = segment.max_tokens
             if request.sampling.temperature > 0:
                 params.seed = branch.seed
-            child = Child(item.parent, branch.index, (), 0)
             begun = ahead.adopt(item.parent, branch.index, item.prefix, params) if ahead else None
             if begun is not None:
-                call.take_over(child._replace(ahead=True), begun)
+                call.take_over(draft._replace(child=child._replace(ahead=True)), begun)
             elif number in short_of_memory or not call.submit(
-                child,
-                item.prefix,
+                draft,
+                (*item.prefix, *segment.given) if segment.given else item.prefix,
                 params,
-                prefix=prefixes[number],
-                growth=lengths.expected(params.max_tokens),
+                prefix=None if segment.given else prefixes[number],
+                growth=self._lengths[segment.until].expected(params.max_tokens),
                 reserve=shrinks,
                 optional=index >= least[number],
             ):
@@ -331,11 +347,24 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 given_back.append(child)
         self._given_back += len(given_back)
         step = running.splitter.step((), cut_off=True)
-        return [Child(item.parent, branch.index, (step,), 0) for item in full for branch in item.branches] + given_back
+        return [child._replace(steps=(step,)) for child in too_long] + given_back
 
-    def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
-        stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
-        schema = StructuredOutputsParams(json=request.json_schema) if request.json_schema else None
+    def _draft(self, request: ExpandRequest, item: ExpandItem, branch: Branch) -> Draft:
+        """A branch with its first segment begun."""
+        running = self._running
+        thought = request.thought
+        if thought is not None and (item.parent or running.splitter.thought_is_over(item.prefix)):
+            thought = None
+        room, grammar = running.context - len(item.prefix), bool(request.json_schema)
+        task = Task(Until(request.stop_condition), branch.max_tokens, room, thought, grammar, running.marks)
+        segment = first_segment(task)
+        logprobs = () if request.logprobs else None
+        return Draft(Child(item.parent, branch.index, (), 0), task, segment, logprobs=logprobs).began(segment)
+
+    def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool) -> SamplingParams:
+        """Parameters of a segment, but for seed and length."""
+        stop = self._running.splitter.stop_at(until)
+        schema = StructuredOutputsParams(json=request.json_schema) if grammar else None
         if schema is not None:
             schema._backend = self._running.engine.vllm_config.structured_outputs_config.backend
         params = SamplingParams(
@@ -351,55 +380,51 @@ class GenerationEngine(EngineLifecycle[_Running]):
             logprobs=0 if request.logprobs else None,
             structured_outputs=schema,
         )
-        params.skip_clone = True  # `_submit` copies them for every branch
+        params.skip_clone = True  # they are copied for every branch
         return params
 
-    def _child(self, call: EngineCall[Child], request: ExpandRequest, done: EngineRequest) -> Child | None:
-        """The child of a finished request; None where another request continues it, since no step is written yet. Its
-        label is the child so far: without steps, or with the blank step that it continues."""
-        child: Child = done.label
-        completion = done.output.outputs[0]
-        token_ids, logprobs = tuple(completion.token_ids), None
+    def _child(self, call: EngineCall[Draft], parameters: Parameters, done: EngineRequest) -> Child | None:
+        """The child of a finished request; None where another request continues it."""
+        before: Draft = done.label
+        completion, splitter = done.output.outputs[0], self._running.splitter
+        logprobs = None
         if completion.logprobs is not None:
-            logprobs = tuple(row[token].logprob for token, row in zip(token_ids, completion.logprobs, strict=True))
-        if child.steps:
-            [blank] = child.steps
-            token_ids = (*blank.token_ids, *token_ids)
-            logprobs = logprobs and (*(blank.token_logprobs or ()), *logprobs)
-        else:  # Later requests do not count: this replica wrote what they find in its cache.
+            logprobs = [
+                row[token].logprob for token, row in zip(completion.token_ids, completion.logprobs, strict=True)
+            ]
+        child = before.child
+        if not before.written:  # Later requests do not count: this replica wrote what they find in its cache.
             child = child._replace(cached_tokens=done.output.num_cached_tokens or 0)
         child = child._replace(waited=child.waited or done.waited)
+        draft = before.wrote(completion.token_ids, logprobs)._replace(child=child)
         cut_off = completion.finish_reason != "stop"
-        splitter = self._running.splitter
-        if request.stop_condition is StopCondition.SOLUTION:
-            return child._replace(steps=splitter.split(done.token_ids, token_ids, cut_off, logprobs))
-        step = splitter.step(token_ids, cut_off, logprobs)
-        if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
-            left = done.params.max_tokens - len(completion.token_ids)
-            if left > 0:
-                self._continue(call, child._replace(steps=(step,)), done, left)
-                return None
-            step = step._replace(end=StepEnd.LENGTH)
-        return child._replace(steps=(step,))
+        ending = splitter.ending(draft, cut_off)
+        segment = following(draft, ending)
+        if segment is not None:
+            self._continue(call, parameters, draft.began(segment), done)
+            return None
+        prompt = done.token_ids[: len(done.token_ids) - len(before.token_ids)]
+        return child._replace(steps=splitter.steps(prompt, draft, ending, cut_off))
 
-    def _continue(self, call: EngineCall[Child], child: Child, done: EngineRequest, left: int) -> None:
-        """Submits a request for the rest of a child, at most ``left`` tokens. Each request writes at least one token,
-        so this ends."""
-        params = copy(done.params)
-        params.max_tokens = left
-        if params.seed is not None:
+    def _continue(self, call: EngineCall[Draft], parameters: Parameters, draft: Draft, done: EngineRequest) -> None:
+        """Submits a request for the next segment of a branch. Each request writes at least one token, so this ends."""
+        segment: Segment = draft.segment
+        params = copy(parameters(segment.until, segment.grammar))
+        params.max_tokens = segment.max_tokens
+        if done.params.seed is not None:
             # A new seed: the one of the earlier tokens would draw the same random numbers again.
-            params.seed = branch_seed(params.seed, (), len(child.steps[0].token_ids))
-        growth = self._lengths[StopCondition.STEP].expected(left)
-        call.submit(child, _path(done), params, growth=growth)
+            params.seed = branch_seed(done.params.seed, (), len(draft.token_ids) - len(segment.given))
+        growth = self._lengths[segment.until].expected(segment.max_tokens)
+        call.submit(draft, (*_path(done), *segment.given), params, growth=growth)
 
-    def _record(self, finished: Sequence[EngineRequest], stop_condition: StopCondition) -> None:
+    def _record(self, finished: Sequence[EngineRequest]) -> None:
         block_size = self._running.block_size
         for done in finished:
+            draft: Draft = done.label
             written = len(done.output.outputs[0].token_ids)
             self._written_tokens += written
-            self._lengths[stop_condition].add(written)
-            if done.label.parent:
+            self._lengths[draft.segment.until].add(written)
+            if draft.child.parent:
                 # Only whole blocks are cached, and the engine computes a prompt's last token in any case.
                 whole = (len(done.token_ids) - 1) // block_size * block_size
                 self._recomputed_tokens += max(0, whole - (done.output.num_cached_tokens or 0))

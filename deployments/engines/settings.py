@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.engines.reasoning import parser_name
 from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant, with_advice
 from search.tools.nearest import no_such
@@ -366,6 +367,12 @@ class GeneratorSettings(EngineSettings):
     served_name: str = Field("banyan-arithmetic", min_length=1, description="Model name at the HTTP endpoint.")
     step_delimiter: Delimiter = Field(
         "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
+    )
+    reasoning: Annotated[str, AfterValidator(parser_name)] | None = Field(
+        None,
+        description="How the model marks its thinking: the name of vLLM's reasoning parser, such as `qwen3` or "
+        "`deepseek_r1`; `think_text` for `<think>` and `</think>` as plain text; `none` for a model that does not "
+        "think. Unset: found from the chat template, where that is certain.",
     )
     tool_parser: str | None = Field(
         None,

@@ -14,7 +14,9 @@ from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-from search.tree import Step, StepEnd
+from deployments.engines.reasoning import Marks
+from deployments.engines.segments import Draft, Ending, Until
+from search.tree import NO_THOUGHT, Span, Step, StepEnd, Thought
 
 WINDOW = 8
 """Fewest tokens behind which a detokenizer continues: more than a character has bytes."""
@@ -34,12 +36,27 @@ class StepStop(NamedTuple):
 class StepSplitter:
     """Finds the step delimiter in the tokens of one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiter: str, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        delimiter: str,
+        eos_ids: frozenset[int],
+        marks: Marks | None = None,
+    ) -> None:
+        """``marks``: those between which the model thinks; None: it does not."""
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
+        self._marks = marks
+        added, tokens = tokenizer.added_tokens_decoder, marks.tokens if marks and marks.tokens else ()
+        self._kept = frozenset(token for token in tokens if added[token].special)
+        """Special tokens that are part of texts."""
+        self._decoded: tuple[Sequence[int], str] = (), ""
+        """The tokens whose text ``ending`` needed, which are a step's in nearly all cases."""
         self.delimiter = delimiter
         ids = range(len(tokenizer))
         texts = tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=True)
+        for token in self._kept:
+            texts[token] = self.text([token])
         containing = {token for token, text in zip(ids, texts, strict=True) if delimiter in text}
         self._delimiter_ids = frozenset(containing - eos_ids)
         self._blank_ids = frozenset(token for token, text in zip(ids, texts, strict=True) if self.is_blank(text))
@@ -47,18 +64,88 @@ class StepSplitter:
             tuple(sorted(self._delimiter_ids)), (delimiter,) if spelled_in_pieces(delimiter, texts) else ()
         )
 
-    def step(self, token_ids: Sequence[int], cut_off: bool, logprobs: Sequence[float] | None = None) -> Step:
+    def step(
+        self,
+        token_ids: Sequence[int],
+        cut_off: bool,
+        logprobs: Sequence[float] | None = None,
+        thought: int = 0,
+        given: tuple[Span, ...] = (),
+    ) -> Step:
         """Makes one step of generated ids.
 
         ``cut_off``: whether a limit ended the generation. ``logprobs``: the tokens' log-probabilities, nats.
+        ``thought``: number of its first tokens that are thinking. ``given``: see `search.tree.Step`.
         """
-        if token_ids and token_ids[-1] in self._eos_ids:
-            end = StepEnd.END_OF_SEQUENCE
-        else:
-            end = StepEnd.LENGTH if cut_off else StepEnd.DELIMITER
         logprob = None if logprobs is None else math.fsum(logprobs)
         each = None if logprobs is None else tuple(logprobs)
-        return Step(tuple(token_ids), self.text(token_ids), end, logprob, each)
+        decoded, text = self._decoded
+        text = text if decoded is token_ids else self.text(token_ids)
+        end = self._end(token_ids, cut_off)
+        thinking = Thought(thought, self._characters(token_ids[:thought])) if thought else NO_THOUGHT
+        return Step(tuple(token_ids), text, end, logprob, each, thinking, given)
+
+    def stop_at(self, until: Until) -> StepStop:
+        """The stop conditions of a segment."""
+        stop = self.stop if until in (Until.STEP, Until.STEP_OR_THOUGHT) else StepStop((), ())
+        marks = self._marks
+        if marks is None or until in (Until.STEP, Until.SOLUTION):
+            return stop
+        at_end = until is Until.THOUGHT
+        if marks.tokens is None:
+            return stop._replace(strings=(*stop.strings, marks.closing if at_end else marks.opening))
+        return stop._replace(token_ids=(*stop.token_ids, marks.tokens[at_end]))
+
+    def ending(self, draft: Draft, cut_off: bool) -> Ending:
+        """How the last segment of a branch ended."""
+        token_ids, until = draft.token_ids, draft.segment.until
+        end = self._end(token_ids, cut_off)
+        if until in (Until.SOLUTION, Until.THOUGHT) or end is not StepEnd.DELIMITER:
+            return Ending(end)
+        if until is not Until.STEP and (before := self._before_opening(token_ids)) is not None:
+            return Ending(end, opened=True, blank=self.is_blank(before))
+        behind = token_ids[draft.thought :]
+        self._decoded = behind, self.text(behind)
+        return Ending(end, blank=self.is_blank(self._decoded[1]))
+
+    def steps(self, prompt: Sequence[int], draft: Draft, ending: Ending, cut_off: bool) -> tuple[Step, ...]:
+        """The steps of a branch that is done: one, or those of a solution. Never empty."""
+        task, until, token_ids, thought = draft.task, draft.segment.until, draft.token_ids, draft.thought
+        # It stopped where something was to follow, for which there is no token left.
+        cut_off = cut_off or until is Until.THOUGHT or ending.blank or ending.opened
+        if until is Until.THOUGHT:
+            thought = len(token_ids)
+        if task.until is Until.STEP:
+            return (self.step(token_ids, cut_off, draft.logprobs, thought, draft.given),)
+        if until is Until.SOLUTION and task.thought is not None and not thought:
+            thought = self.thought_in(prompt, token_ids, task.thought.opened)
+        return self.split(prompt, token_ids, cut_off, draft.logprobs, thought, draft.given)
+
+    def thought_is_over(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends behind a thought, as where its template asks for no thinking."""
+        marks = self._marks
+        if marks is None:
+            return True
+        end = len(prompt)
+        while end and prompt[end - 1] in self._blank_ids:
+            end -= 1
+        if marks.tokens is not None:
+            return end > 0 and prompt[end - 1] == marks.tokens[1]
+        return self.text(prompt[max(0, end - len(marks.closing)) : end]).rstrip().endswith(marks.closing)
+
+    def thought_in(self, prompt: Sequence[int], token_ids: Sequence[int], opened: bool) -> int:
+        """Number of tokens, the first of a whole solution to ``prompt``, that are thinking: all of them if the thought
+        does not end. ``opened``: whether the prompt ends in an open thought."""
+        marks = self._marks
+        if marks is None:
+            return 0
+        begin = 0
+        if not opened:
+            begin = self._behind_mark(prompt, token_ids, at_end=False)
+            before = self._before_opening(token_ids[:begin])
+            if before is None or not self.is_blank(before):
+                return 0
+        return begin + self._behind_mark((*prompt, *token_ids[:begin]), token_ids[begin:], at_end=True)
 
     def split(
         self,
@@ -66,8 +153,22 @@ class StepSplitter:
         token_ids: Sequence[int],
         cut_off: bool,
         logprobs: Sequence[float] | None = None,
+        thought: int = 0,
+        given: tuple[Span, ...] = (),
     ) -> tuple[Step, ...]:
-        """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty."""
+        """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty.
+
+        ``thought``, ``given``: as of ``step``; they belong to the first step.
+        """
+        if thought:
+            head, behind = token_ids[:thought], token_ids[thought:]
+            first, *others = self.split((*prompt, *head), behind, cut_off, logprobs and logprobs[thought:])
+            size = thought + len(first.token_ids)
+            first_cut_off = cut_off and not others
+            return (
+                self.step(token_ids[:size], first_cut_off, logprobs and logprobs[:size], thought, given),
+                *others,
+            )
         bounds = [0]
         looked_at = 0
         for stop in self._stops(prompt, token_ids):
@@ -89,21 +190,64 @@ class StepSplitter:
         return not text.replace(self.delimiter, "").strip()
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
+        """The text of ids, without special tokens but for the marks of thinking."""
+        if not self._kept.isdisjoint(token_ids):
+            runs = itertools.groupby(token_ids, self._kept.__contains__)
+            return "".join(
+                "".join(map(self._tokenizer.convert_ids_to_tokens, run)) if kept else self.text(list(run))
+                for kept, run in runs
+            )
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text
 
+    def _end(self, token_ids: Sequence[int], cut_off: bool) -> StepEnd:
+        if token_ids and token_ids[-1] in self._eos_ids:
+            return StepEnd.END_OF_SEQUENCE
+        return StepEnd.LENGTH if cut_off else StepEnd.DELIMITER
+
+    def _characters(self, thought: Sequence[int]) -> int:
+        """Length of a thought's text: up to its closing mark, or all of it without one."""
+        marks, text = self._marks, self.text(thought)
+        assert marks is not None
+        closed = marks.closing in text if marks.tokens is None else marks.tokens[1] in thought
+        return text.rindex(marks.closing) + len(marks.closing) if closed else len(text)
+
+    def _before_opening(self, token_ids: Sequence[int]) -> str | None:
+        """The text before the opening mark with which these tokens end; None if they end otherwise."""
+        marks = self._marks
+        if marks is None or not token_ids:
+            return None
+        if marks.tokens is not None:
+            return self.text(token_ids[:-1]) if token_ids[-1] == marks.tokens[0] else None
+        before, mark, _ = self.text(token_ids).partition(marks.opening)
+        return before if mark else None
+
+    def _behind_mark(self, prompt: Sequence[int], token_ids: Sequence[int], at_end: bool) -> int:
+        """Number of tokens up to the first closing mark, ``at_end``, or else opening mark; all of them without one."""
+        marks = self._marks
+        assert marks is not None
+        if marks.tokens is not None:
+            mark = marks.tokens[at_end]
+            return next((number for number, token in enumerate(token_ids, 1) if token == mark), len(token_ids))
+        detokenizer = self._detokenizer(prompt, (marks.closing if at_end else marks.opening,))
+        assert detokenizer is not None
+        for number, token in enumerate(token_ids, 1):
+            if detokenizer.update([token], stop_terminated=False) is not None:
+                return number
+        return len(token_ids)
+
     def _stops(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Iterator[int]:
         """Number of tokens at each stop of step-by-step generation, without the stop at the end."""
-        detokenizer = self._detokenizer(prompt)
+        detokenizer = self._detokenizer(prompt, self.stop.strings)
         before = 0
         for stop, token in enumerate(token_ids[:-1], 1):
             at_string = detokenizer is not None and detokenizer.update([token], stop_terminated=False) is not None
             if at_string or token in self._delimiter_ids:
                 yield stop
                 if detokenizer is not None:
-                    detokenizer = self._detokenizer(self._read_behind(prompt, token_ids, before, stop))
+                    recent = self._read_behind(prompt, token_ids, before, stop)
+                    detokenizer = self._detokenizer(recent, self.stop.strings)
                 before = stop
 
     def _read_behind(self, prompt: Sequence[int], token_ids: Sequence[int], before: int, stop: int) -> Sequence[int]:
@@ -119,18 +263,18 @@ class StepSplitter:
                 return recent
         return (*prompt, *token_ids[:stop])
 
-    def _detokenizer(self, prompt: Sequence[int]) -> IncrementalDetokenizer | None:
+    def _detokenizer(self, prompt: Sequence[int], strings: Sequence[str]) -> IncrementalDetokenizer | None:
         """vLLM's own search for stop strings, so that both always agree; None where there are no stop strings.
 
         No other detokenizer decodes characters that span several tokens exactly like it.
         """
-        if not self.stop.strings:
+        if not strings:
             return None
         request = EngineCoreRequest(
             request_id="",
             prompt_token_ids=list(prompt),
             mm_features=None,
-            sampling_params=SamplingParams(stop=list(self.stop.strings), include_stop_str_in_output=True),
+            sampling_params=SamplingParams(stop=list(strings), include_stop_str_in_output=True),
             pooling_params=None,
             arrival_time=0.0,
             lora_request=None,

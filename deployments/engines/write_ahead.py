@@ -79,6 +79,8 @@ class _FinishedStep:
     """The lowest id of its siblings: the one below which the search will ask."""
     token_ids: tuple[int, ...]
     """Token ids of the prompt and of the path up to and with this step."""
+    thought_tokens: int
+    """Tokens of the path's thoughts."""
     copies: int = 0
     children: list[EngineRequest] = field(default_factory=list)
     """Requests of its children that were begun, by index."""
@@ -92,6 +94,7 @@ class _Round:
         self.kind = _Kind.of(request)
         self.ahead = ahead
         self._thoughts = dict(ahead.thoughts)
+        self._thought_tokens = dict(ahead.thought_tokens)
         self.params = params
         """Parameters of every child but for seed and length."""
         self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
@@ -107,28 +110,31 @@ class _Round:
         if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
             return None
         thought = self._thoughts.get(child.parent, "")
-        if self._max_tokens(token_ids) < 1 or boxed_answer(thought + step.text) is not None:
+        thought_tokens = self._thought_tokens.get(child.parent, 0) + step.thought.tokens
+        if self._max_tokens(token_ids, thought_tokens) < 1 or boxed_answer(thought + step.text) is not None:
             return None
         key = child.parent, step.text if self.ahead.merges else child.index
-        entry = self.steps.setdefault(key, _FinishedStep(node, token_ids))
+        entry = self.steps.setdefault(key, _FinishedStep(node, token_ids, thought_tokens))
         entry.copies += 1
         outdated: Sequence[EngineRequest] = ()
         if node < entry.id:
             outdated, entry.children = entry.children, []
-            entry.id, entry.token_ids = node, token_ids
+            entry.id, entry.token_ids, entry.thought_tokens = node, token_ids, thought_tokens
         return entry, outdated
 
     def request_below(self, step: _FinishedStep, lengths: StepLengths) -> EngineRequest:
         """A request for the next child of ``step``, as the search would make it."""
         params = copy(self.params)
-        params.max_tokens = self._max_tokens(step.token_ids)
+        params.max_tokens = self._max_tokens(step.token_ids, step.thought_tokens)
         if self.kind.sampling.temperature > 0:
             params.seed = branch_seed(self.ahead.seed, step.id, len(step.children))
         growth = lengths.expected(params.max_tokens)
         return EngineRequest.written_ahead(self.search_id, step.token_ids, params, self.kind.cache_salt, growth)
 
-    def _max_tokens(self, token_ids: Sequence[int]) -> int:
-        return min(self.ahead.step_tokens, self.ahead.path_tokens - len(token_ids))
+    def _max_tokens(self, token_ids: Sequence[int], thought_tokens: int) -> int:
+        path_tokens = self.ahead.path_tokens + thought_tokens
+        longest = min(path_tokens, self.ahead.context_tokens or path_tokens)
+        return min(self.ahead.step_tokens, longest - len(token_ids))
 
 
 class WriteAhead:

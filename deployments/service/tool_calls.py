@@ -216,7 +216,8 @@ class ForcedCalls(CallReader):
         return replace(shared, json_answer=answer, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        text = outcome.tree.text_of(node)
+        tree = outcome.tree
+        text = tree.solution_of(node) if node.thought_tokens else tree.text_of(node)
         calls = self._calls(text)
         return self._kept(Said("", calls)) if calls else Said(text)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from deployments.config import AppConfig, PromptSettings
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
+from deployments.engines.reasoning import marks_of
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.settings import EngineSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
@@ -36,7 +37,12 @@ def check_settings(config: AppConfig) -> None:
         problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
     ]
     problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
-    problems += [*_rewards_are_exact(config), *_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
+    problems += [
+        *_thinking_is_found(config),
+        *_rewards_are_exact(config),
+        *_whole_blocks_are_kept(config),
+        *_prompt_is_taken(config),
+    ]
     problems += [problem for path, prm in config.prm.engines.items() for problem in _paths_are_read(f"prm{path}", prm)]
     if problems:
         raise ValueError("\n".join(problems))
@@ -94,13 +100,17 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
     machine. With different tokenizers the ratio is measured. The tokens that the format adds are normally taken from
     the longest path (`AppConfig.search_context`). They are added here where they are many: tokens for each step, or
     all of them if the reward model needs more tokens for the same text or writes critiques.
+
+    Where the generator thinks, its context is for the thinking that no reward model reads: then the reward model's own
+    context bounds the solutions.
     """
     prm, written = config.prm.engines[path], config.generator.max_model_len
     steps = config.controller.limits.depth
     ratio = max(1.0, token_ratio(config.generator, prm) or 1.0)
     added = prm.format_tokens(steps) if ratio > 1 or prm.critique_tokens else prm.tokens_per_step * steps
     needed = max(math.ceil(written * ratio) + added, prm.format_tokens(steps) + 1)
-    if prm.max_model_len < needed:
+    reads_solutions = not config.controller.prm_reads_thinking and prm.max_model_len > prm.format_tokens(steps)
+    if prm.max_model_len < needed and not (reads_solutions and _thinks(config)):
         reasons = [f"paths of up to {written} tokens (generator.max_model_len)"]
         if ratio > 1:
             reasons.append(f"{ratio:.2f} of this model's tokens for each of the generator's")
@@ -109,6 +119,26 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
         if prm.critique_tokens:
             reasons.append(f"{prm.critique_tokens} for a critique (prm{path}.max_tokens)")
         yield f"prm{path}.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
+
+
+def _thinks(config: AppConfig) -> bool:
+    """Whether the generator is known to think."""
+    try:
+        tokenizer = _tokenizer(config.generator)
+        return tokenizer is not None and marks_of(config.generator.reasoning, tokenizer) is not None
+    except ValueError:
+        return False
+
+
+def _thinking_is_found(config: AppConfig) -> Iterator[str]:
+    """The generator's tokenizer has the marks of ``reasoning``."""
+    if config.generator.reasoning is None:
+        return
+    try:
+        if (tokenizer := _tokenizer(config.generator)) is not None:
+            marks_of(config.generator.reasoning, tokenizer)
+    except ValueError as error:
+        yield f"generator.reasoning: {error}"
 
 
 def _rewards_are_exact(config: AppConfig) -> Iterator[str]:

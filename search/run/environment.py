@@ -44,7 +44,7 @@ class SearchEnvironment:
     generator: Generator
     scorer: StepScorer
     context_tokens: int
-    """The generator's context length, in tokens."""
+    """Longest prompt and solution, in tokens, that fit the contexts of generator and scorer."""
     matcher: Matcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
@@ -53,5 +53,11 @@ class SearchEnvironment:
     solver: Solver = field(default_factory=Solver)
     step_hook: StepHook | None = None
     """Sees every new step before it is scored."""
+    thinking_context: int = 0
+    """Where the generator thinks: its own context length in tokens, which prompt, thought and solution share. 0: it
+    does not think, or its thoughts are not told from steps."""
+    scores_thinking: bool = False
+    """Whether the scorer reads a path's thinking as the beginning of its first step; otherwise it reads the solution
+    alone."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

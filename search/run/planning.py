@@ -109,7 +109,7 @@ class Planner:
 
         Returns the calls to make again, and the cost charged. The caller scores written, unscored steps."""
         steps = [step for node in self._tree.nodes if (step := node.written_step)]
-        written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
+        written = Cost(sum(step.written_tokens for step in steps), len(steps))
         self._meter.charge(written)
         calls: dict[tuple[bool, bool], Branches] = {}
         take_up(self._tree)
@@ -132,7 +132,7 @@ class Planner:
         for expansion in expansions:
             kept, least = NOTHING, 1
             if keep and self._stop_condition(expansion) is StopCondition.STEP:
-                least = self._needs.step_tokens
+                least = self._needs.step_tokens(expansion.node)
                 rest = max(0, self._needs.tokens(expansion.node) - least)
                 kept = Cost(rest, 0 if self._tree.longest_path else 1)
             costs = self._meter.reserve(self._costs(expansion), kept, least)
@@ -178,7 +178,7 @@ class Planner:
         if self._stop_condition(expansion) is StopCondition.SOLUTION:
             nodes = self._limits.steps(expansion.node)
         else:
-            tokens = min(tokens, self._settings.max_step_tokens)
+            tokens = min(tokens, self._settings.max_step_tokens + self._limits.thinking(expansion.node))
         return [Cost(tokens, nodes)] * expansion.count
 
     def _stop_condition(self, expansion: Expansion) -> StopCondition:

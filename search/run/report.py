@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import HookEffect, NodeId, NodeStatus, SearchTree, StepEnd
+from search.tree import HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd
 
 
 class StopReason(StrEnum):
@@ -42,8 +42,8 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of the step hook that are 0
-    are left out of a dump.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking and of the step
+    hook that are 0 are left out of a dump.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -76,6 +76,8 @@ class SearchCost(BaseModel):
     generated_tokens: int = 0
     """Tokens of all branches that arrived, pruned ones included. Tokens of branches that were aborted before they
     arrived are known only to the generator."""
+    thinking_tokens: int = Field(0, exclude_if=_is_zero)
+    """Number of ``generated_tokens`` that are thinking."""
     answer_tokens: int = 0
     """Generated tokens of the answering path."""
     prefix_tokens: int = 0
@@ -129,7 +131,7 @@ class SearchOutcome:
     seed: int
     """The seed in use: from the settings, or drawn at random."""
     tree: SearchTree
-    selection: AnswerSelection
+    selection: AnswerSelection[Node]
     text: str
     """Text of the answering path, up to the first stop text."""
     stop_reason: StopReason

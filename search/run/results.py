@@ -56,7 +56,7 @@ class Results:
         # The path ends at its first answer, and `joined` adds the text after it to that step.
         answer = self._answer_at(self._tree[child.parent], child.steps)
         steps = joined(child.steps, reservation.nodes if answer is None else min(reservation.nodes, answer))
-        written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
+        written = Cost(sum(step.written_tokens for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
         return self._write(node, steps)
@@ -115,7 +115,7 @@ class Results:
             # An empty step would repeat until max_depth is reached.
             or not step.token_ids
             or self._answer_at(above, (step,)) is not None
-            or self._limits.tokens(above) - len(step.token_ids) < 1
+            or self._limits.tokens_after(above, step) < 1
             or self._limits.steps(above) - 1 < 1
         )
 
@@ -143,6 +143,7 @@ class Results:
     def _count(self, child: Child, written: Cost) -> None:
         self._cost.written_steps += written.nodes
         self._cost.generated_tokens += written.tokens
+        self._cost.thinking_tokens += sum(step.thinking_tokens for step in child.steps)
         self._cost.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
@@ -152,7 +153,8 @@ class Results:
 
 
 def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:
-    """``steps`` cut to ``max_steps``; the surplus steps are joined into the last one."""
+    """``steps`` cut to ``max_steps``; the surplus steps are joined into the last one. Only the first of ``steps`` may
+    have a thought."""
     if len(steps) <= max_steps:
         return list(steps)
     tail = steps[max_steps - 1 :]
@@ -164,5 +166,7 @@ def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:
         end=tail[-1].end,
         logprob=sum(logprobs) if len(logprobs) == len(tail) else None,
         token_logprobs=tuple(chain.from_iterable(token_logprobs)) if len(token_logprobs) == len(tail) else None,
+        thought=tail[0].thought,
+        given=tail[0].given,
     )
     return [*steps[: max_steps - 1], last]

@@ -23,6 +23,7 @@ from search.ports import (
     ScoreItem,
     ScoreRequest,
     StopCondition,
+    ThoughtRequest,
 )
 from search.run.answer_selection import answering_paths, best_open_path, select_answer
 from search.run.environment import SearchEnvironment
@@ -43,7 +44,7 @@ from search.run.report import (
 from search.run.results import Results
 from search.run.scorer import SearchScorer
 from search.run.step_hook import StepHook
-from search.settings import SearchSettings
+from search.settings import SearchSettings, Thinking
 from search.strategies.base import Expansion
 from search.strategies.path_score import Aggregation, path_score
 from search.tools.turns import Turns
@@ -101,7 +102,8 @@ async def run_search(
             answers are the same. Empty: no schema.
         open_thought: the mark of the thought that ``prompt`` leaves open, such as ``<think>``; empty: none
             (`search.answers.thoughts.open_thought`). Every path begins in that thought, in which neither answers nor
-            stop texts count; ``extract_answer`` gets its text behind this mark.
+            stop texts count; ``extract_answer`` gets its text behind this mark. If thoughts are not told from steps,
+            a ``json_schema`` holds from the first token on: such a path has no thought.
 
     Returns when every stream has ended or was closed.
 
@@ -120,12 +122,21 @@ async def run_search(
     context_tokens = environment.context_tokens
     if len(prompt) >= context_tokens:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
-    limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
+    context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
+    limits = PathLimits(
+        tuple(prompt),
+        context_tokens,
+        settings.max_path_tokens,
+        settings.strategy.max_depth,
+        settings.thinking_tokens if context else 0,
+        context,
+    )
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
-    # The schema holds from the first token on: such a path has no thought.
-    grown.open_thought = "" if json_schema else open_thought
+    grown.open_thought = "" if json_schema and not context else open_thought
+    grown.scores_solutions = bool(context) and not environment.scores_thinking
+    grown.answers_without_thought = bool(json_schema)
     search = _Search(
         question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill, json_schema
     )
@@ -189,6 +200,7 @@ class _Search:
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
+        self._closes_thoughts = settings.budget.thinking is not None
         self._planner = Planner(tree, settings, limits, self._meter, environment.step_hook is not None)
         self._results = Results(tree, limits, self._meter, cost)
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
@@ -296,7 +308,7 @@ class _Search:
 
     async def _score_prefill(self) -> None:
         """Scores the prefill's steps, if their rewards are part of path scores."""
-        steps = self._tree.prefill.steps
+        steps = self._tree.scored_prefill.steps
         last_only = self._strategy.aggregation is Aggregation.LAST
         if not steps or not self._scores_prefill or last_only or not self._strategy.needs_rewards:
             return
@@ -325,6 +337,7 @@ class _Search:
         """Requests unwritten branches again and scores unscored steps of a tree that was grown before."""
         calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
+        self._cost.thinking_tokens = sum(node.step.thinking_tokens for node in self._tree.nodes if node.step)
         await self._round_begins(calls)
         for branches in calls:
             self._start(group, self._expand, group, branches, False)
@@ -432,17 +445,26 @@ class _Search:
             if self._strategy.needs_rewards:
                 await self._enough_to_score()
             chains, self._unscored = self._unscored, []
-            rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
-            neutral = False
-            if self._strategy.needs_rewards:
-                items = []
+            if not self._strategy.needs_rewards:
                 for chain in chains:
-                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain)))
+                    self._arrive(self._results.complete(chain, [None] * len(chain), neutral=False))
                     await turns.pass_on()
-                rewards, neutral = await self._scorer.rewards(self._score_request(items))
-            for chain, row in zip(chains, rewards, strict=True):
-                self._arrive(self._results.complete(chain, row, neutral))
+                continue
+            items, scored = [], []
+            for chain in chains:
+                texts = self._tree.step_texts(chain[-1])
+                if not texts[-1] and chain[-1].thought_tokens:
+                    # It ended in its thought: there is no solution that the scorer could read.
+                    self._arrive(self._results.complete(chain, [0.0], neutral=False))
+                else:
+                    items.append(ScoreItem(texts, len(chain)))
+                    scored.append(chain)
                 await turns.pass_on()
+            if items:
+                rewards, neutral = await self._scorer.rewards(self._score_request(items))
+                for chain, row in zip(scored, rewards, strict=True):
+                    self._arrive(self._results.complete(chain, row, neutral))
+                    await turns.pass_on()
         self._scoring = False
 
     def _arrive(self, complete: Sequence[Node]) -> None:
@@ -494,7 +516,20 @@ class _Search:
             self._model,
             json_schema=self._json_schema,
             ahead=self._ahead(branches),
+            thought=self._thought(branches),
         )
+
+    def _thought(self, branches: Branches) -> ThoughtRequest | None:
+        """How these branches think; None if they do not: below the root, the thought is over, and so it is behind a
+        prefill that has begun the solution."""
+        limits, tree = self._limits, self._tree
+        opened = bool(tree.thought_at(tree.root))
+        begun = bool(tree.prefill.text.strip()) and not opened
+        if not limits.thinking_context or begun or all(node.depth > 1 for node in branches):
+            return None
+        whole = requested(branches[0]).whole
+        solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
+        return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
     def _ahead(self, branches: Branches) -> Ahead | None:
         """What the generator has to know to write children of these ahead; None if none are to be expected."""
@@ -506,8 +541,10 @@ class _Search:
         limits, tree = self._limits, self._tree
         parents = dict.fromkeys(node.parent for node in branches if node.parent is not None)
         thoughts = tuple((parent.id, mark) for parent in parents if (mark := tree.thought_at(parent)))
-        path = limits.longest, limits.max_depth
-        return Ahead(self._seed, *expected, self._max_step_tokens, *path, tree.merges_siblings, thoughts)
+        path = len(limits.prompt) + limits.solution_tokens, limits.max_depth
+        thinking = tuple((parent.id, parent.thought_tokens) for parent in parents if parent.thought_tokens)
+        step, merges, context = self._max_step_tokens, tree.merges_siblings, limits.thinking_context
+        return Ahead(self._seed, *expected, step, *path, merges, thoughts, thinking, context)
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
         lane = Lane.of(False, self._flex)
@@ -547,7 +584,7 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _counted(self, selection: AnswerSelection) -> SearchCost:
+    async def _counted(self, selection: AnswerSelection[Node]) -> SearchCost:
         """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:
@@ -556,9 +593,7 @@ class _Search:
             cost.kv_node_tokens_peak, cost.kv_node_tokens_sum = usage.by_node.peak, usage.by_node.sum
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
-        cost.answer_tokens = selection.node.path_tokens
-        if self._tree.hook_texts:
-            cost.answer_tokens -= sum(len(node.hook.token_ids) for node in selection.node.path if node.hook)
+        cost.answer_tokens = sum(step.written_tokens for node in selection.node.path if (step := node.written_step))
         cost.seconds = self._meter.seconds.usage
         return cost
 

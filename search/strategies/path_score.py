@@ -63,14 +63,14 @@ def best_first(nodes: Sequence[Node], how: Aggregation, lookahead: int = 0) -> l
 
 
 def mean_logprob(node: Node) -> float:
-    """The mean log-probability of a step's tokens (nats); 0 for a step without tokens.
+    """The mean log-probability of the tokens that the model wrote in a step (nats); 0 for a step without tokens.
 
     Raises:
         ValueError: the generator reported no log-probability.
     """
     step = node.written_step
-    if step is None or not step.token_ids:
+    if step is None or not step.written_tokens:
         return 0.0
     if step.logprob is None:
         raise ValueError(f"the generator reported no log-probability for node {node.id}")
-    return step.logprob / len(step.token_ids)
+    return step.logprob / step.written_tokens

@@ -2,13 +2,16 @@
 
 from search.tree.nodes import (
     COMPLETE,
+    NO_THOUGHT,
     ExpansionRequest,
     HookEffect,
     Node,
     NodeId,
     NodeStatus,
+    Span,
     Step,
     StepEnd,
+    Thought,
     TreeError,
 )
 from search.tree.prefill import Prefill
@@ -16,6 +19,7 @@ from search.tree.tree import Fold, SearchTree
 
 __all__ = [
     "COMPLETE",
+    "NO_THOUGHT",
     "ExpansionRequest",
     "Fold",
     "HookEffect",
@@ -24,7 +28,9 @@ __all__ = [
     "NodeStatus",
     "Prefill",
     "SearchTree",
+    "Span",
     "Step",
     "StepEnd",
+    "Thought",
     "TreeError",
 ]

@@ -25,6 +25,18 @@ class StepEnd(StrEnum):
     """The token limit was reached: the text is cut off."""
 
 
+class Thought(NamedTuple):
+    """The thinking with which a step begins, marks included."""
+
+    tokens: int = 0
+    characters: int = 0
+
+
+NO_THOUGHT = Thought()
+Span = tuple[int, int]
+"""A range of tokens, from the first index to before the second."""
+
+
 class Step(NamedTuple):
     """One reasoning step as the generator wrote it, its delimiter included. The step of a node ends with the text that
     the step hook added to it, if any; the log-probabilities are those of the generator's tokens."""
@@ -35,7 +47,27 @@ class Step(NamedTuple):
     logprob: float | None = None
     """Sum of the tokens' log-probabilities (nats); None if the generator does not report it."""
     token_logprobs: tuple[float, ...] | None = None
-    """Log-probability of each token (nats); None if the generator does not report them."""
+    """Log-probability of each token (nats), 0 for a given one; None if the generator does not report them."""
+    thought: Thought = NO_THOUGHT
+    """The thinking before the solution's step, which no reward model reads. All of the step if the thought never
+    ended."""
+    given: tuple[Span, ...] = ()
+    """Spans of ``token_ids`` that the model was given and did not write, such as the mark that closed its thought."""
+
+    @property
+    def written_tokens(self) -> int:
+        """Number of tokens that the model wrote."""
+        return len(self.token_ids) - sum(end - start for start, end in self.given)
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Number of tokens that the model wrote as thinking."""
+        return self.thought.tokens - sum(end - start for start, end in self.given if start < self.thought.tokens)
+
+    @property
+    def solution(self) -> str:
+        """The text behind the thought: the step of the solution."""
+        return self.text[self.thought.characters :].lstrip() if self.thought.characters else self.text
 
 
 class HookEffect(NamedTuple):
@@ -155,6 +187,8 @@ class Node:
     """Indices of children that the generator gave back: they have no node and never will."""
     path_tokens: int = 0
     """Tokens on the path, those that the step hook added included, the prompt excluded."""
+    thought_tokens: int = 0
+    """Number of ``path_tokens`` that are thinking."""
     cached_tokens: int | None = None
     """Prefix tokens of its branch whose KV came from a cache; None for the later steps of a whole solution, which have
     no branch of their own, and in a restored tree."""

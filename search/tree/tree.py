@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from search.answers.canonical import canonical
 from search.answers.extraction import extract_answer
-from search.answers.thoughts import open_thought, outside_thoughts
+from search.answers.thoughts import has_marks, open_thought, outside_thoughts, without_thoughts
 from search.rewards import is_reward
 from search.tree.nodes import (
     COMPLETE,
@@ -39,6 +39,7 @@ from search.tree.prefill import Prefill
 
 _ID = attrgetter("id")
 _TEXT = attrgetter("text")
+_SOLUTION = attrgetter("solution")
 
 
 class Fold(Protocol):
@@ -86,10 +87,17 @@ class SearchTree:
         """Number of nodes that repeat another."""
         self.given_back = 0
         """Number of children that were given back. They are not nodes."""
+        self.longest_thought = 0
+        """Tokens of the longest thought; 0 without one."""
         self.longest_step = 0
-        """Tokens of the longest step that ended at a delimiter; 0 without one."""
+        """Tokens of the longest step that ended at a delimiter, its thought excluded; 0 without one."""
         self.longest_path = 0
-        """Tokens of the longest path that no limit has cut off, lookaheads included; 0 without one."""
+        """Tokens of the longest path that no limit has cut off, thoughts excluded and lookaheads included; 0 without
+        one."""
+        self.answers_without_thought = False
+        """Whether an answer is read from the solutions alone, as JSON is, which may spell any mark of a thought."""
+        self.scores_solutions = False
+        """Whether the reward model reads the solutions alone, without the thinking before them."""
         self.newly_pruned: list[Node] = []
         """Nodes that were pruned since the search took this list, which empties it."""
         self.replays: frozenset[NodeId] | None = None
@@ -213,12 +221,24 @@ class SearchTree:
         """The mark of the thought in which the path to a node ends; empty if it ends in none."""
         return open_thought(self.beginning + node.text)
 
+    def thinking_of(self, node: Node) -> str:
+        """The thinking with which the path to a node begins, as it was written, marks included."""
+        return "".join(step.text[: step.thought.characters] for step in node.steps)
+
+    def solution_of(self, node: Node) -> str:
+        """The text of the path to a node without its thinking; empty for a path that ended in its thought."""
+        return "".join(step.solution for step in node.steps)
+
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node, in what the generator wrote; None if there is none.
         Cached on the node."""
         if node.answer is Unread.UNREAD:
-            written = node.written_text if self.hook_texts else node.text
-            node.answer = self.extract_answer(self.beginning + self._up_to_stop(written))
+            if self.answers_without_thought and node.thought_tokens:
+                read = self.solution_of(node)
+            else:
+                written = node.written_text if self.hook_texts else node.text
+                read = self.beginning + self._up_to_stop(written)
+            node.answer = self.extract_answer(read)
         return node.answer
 
     def spelling_of(self, node: Node) -> str | None:
@@ -234,9 +254,23 @@ class SearchTree:
 
     def step_texts(self, node: Node) -> tuple[str, ...]:
         """The texts of all steps of a path as the reward model reads them: the prefill's first, and its rest as the
-        beginning of the first step that was written."""
-        first, *others = map(_TEXT, node.steps)
-        return (*self.prefill.steps, self.prefill.rest + first, *others)
+        beginning of the first step that was written. If it ``scores_solutions``, they are without thinking,
+        and the last one is empty for a path that ended in its thought."""
+        given = self.scored_prefill
+        first, *others = map(_SOLUTION if self.scores_solutions else _TEXT, node.steps)
+        return (*given.steps, given.rest + first, *others)
+
+    @property
+    def scored_prefill(self) -> Prefill:
+        """The prefill as the reward model reads it."""
+        prefill, mark = self.prefill, self.open_thought
+        if not self.scores_solutions or not (mark or has_marks(prefill.text)):
+            return prefill
+        read: list[str] = []
+        for text in (*prefill.steps, prefill.rest):
+            read.append(without_thoughts(mark + text).lstrip("\n") if mark or has_marks(text) else text)
+            mark = open_thought(mark + text)
+        return Prefill(tuple(filter(None, read[:-1])), read[-1])
 
     def request(self, parent: Node, count: int, lookahead: bool = False) -> list[Node]:
         """Adds ``count`` pending children or lookaheads below an open node, with the next free indices."""
@@ -479,10 +513,12 @@ class SearchTree:
         assert node.parent is not None
         node.step, node.ends = step, ends
         node.path_tokens = node.parent.path_tokens + len(step.token_ids)
+        node.thought_tokens = node.parent.thought_tokens + step.thought.tokens
+        self.longest_thought = max(self.longest_thought, step.thought.tokens)
         if step.end is StepEnd.DELIMITER:
-            self.longest_step = max(self.longest_step, len(step.token_ids))
+            self.longest_step = max(self.longest_step, len(step.token_ids) - step.thought.tokens)
         if ends and step.end is not StepEnd.LENGTH:
-            self.longest_path = max(self.longest_path, node.path_tokens)
+            self.longest_path = max(self.longest_path, node.path_tokens - node.thought_tokens)
 
     def _set_hook(self, node: Node, effect: HookEffect) -> None:
         step = node.step

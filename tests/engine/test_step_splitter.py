@@ -145,9 +145,9 @@ def test_twice_as_many_steps_take_twice_as_many_tokens_to_be_read(
     each, read = splitter(), list[int]()
     prime, decode = each._detokenizer, each.text
 
-    def primed(prompt: Sequence[int]) -> object:
+    def primed(prompt: Sequence[int], strings: Sequence[str]) -> object:
         read.append(len(prompt))
-        return prime(prompt)
+        return prime(prompt, strings)
 
     def decoded(ids: Sequence[int]) -> str:
         read.append(len(ids))

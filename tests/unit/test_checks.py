@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from deployments.app import build
 from deployments.config import AppConfig, LimitSettings
@@ -214,6 +215,55 @@ def test_paths_are_limited_to_what_the_reward_model_can_read() -> None:
     function = {"generator": {"max_model_len": 1000}, "prm": {"family": "function", "function": "a:b"}}
     assert AppConfig.model_validate(function).search_context == 1000
     assert problems(engines_with(64, 64))[0].startswith("prm.max_model_len: 64 is less than the 65 needed")
+
+
+def thinking_tokenizer(directory: Path) -> str:
+    """A model directory with Qwen3's marks and the end of its chat template."""
+    path = byte_tokenizer(directory, 400)
+    (directory / "config.json").write_text("{}")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_a_generator_that_thinks_may_have_a_longer_context_than_the_reward_model(tmp_path: Path) -> None:
+    given = engines_with(4096, 1024)
+    given["generator"]["model"] = thinking_tokenizer(tmp_path / "thinks")
+    config = AppConfig.model_validate(given)
+    build(config)
+    assert config.search_context == 1024 - TEMPLATE_TOKENS
+    (problem,) = problems(given | {"controller": {"prm_reads_thinking": True}})
+    assert problem.startswith("prm.max_model_len: 1024 is less than the 4096 needed")
+    given["generator"]["reasoning"] = "none"
+    (problem,) = problems(given)
+    assert problem.startswith("prm.max_model_len: 1024 is less than the 4096 needed")
+
+
+def test_a_generator_without_the_marks_of_its_reasoning_is_refused_by_name(tmp_path: Path) -> None:
+    given: dict[str, Any] = engines_with(512, 512)
+    given["generator"] |= {"model": thinking_tokenizer(tmp_path / "thinks"), "reasoning": "mistral"}
+    (problem,) = problems(given)
+    assert problem.startswith("generator.reasoning: the tokenizer has no token [THINK] and no token [/THINK]")
+    for named in ("qwen3", "deepseek_r1", "think_text", "none", None):
+        given["generator"]["reasoning"] = named
+        build(AppConfig.model_validate(given))
+    given["generator"]["reasoning"] = "qwen"
+    with pytest.raises(ValueError, match=r"generator.reasoning\n.*no parser 'qwen'; there are .*qwen3.*; none for"):
+        AppConfig.model_validate(given)
+
+
+def test_the_controllers_encoder_knows_the_marks(tmp_path: Path) -> None:
+    model = thinking_tokenizer(tmp_path / "thinks")
+    marks = load_encoder(GeneratorSettings(model=model)).marks
+    assert marks is not None
+    assert (marks.opening, marks.closing) == ("<think>", "</think>")
+    assert load_encoder(GeneratorSettings(model=model, reasoning="none")).marks is None
+    assert load_encoder(GeneratorSettings()).marks is None
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class ETS(Balanced):
                 nodes.append(node.parent)
         return Retention(
             values=tuple(counts[leaf] / width for leaf in leaves),
-            texts=tuple(leaf.step.text if leaf.step else "" for leaf in leaves),
+            texts=tuple(leaf.step.solution if leaf.step else "" for leaf in leaves),
             costs=tuple(map(self._cost, nodes)),
             parents=tuple(-1 if node.parent is None else index[node.parent] for node in nodes),
             node_weight=self.node_weight,

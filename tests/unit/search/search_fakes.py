@@ -22,9 +22,14 @@ from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
-from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
+from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought
 
 PROMPT = (1, 2, 3, 4, 5)
+ENVIRONMENT = {
+    *("context_tokens", "fallback", "extract_answer", "solver", "step_hook"),
+    *("thinking_context", "scores_thinking"),
+}
+"""Options of a search that belong to its environment."""
 
 
 def seeded_rng(*parts: object) -> random.Random:
@@ -177,6 +182,36 @@ class FakeGenerator:
         return Child(expansion.parent, branch.index, steps, cached_tokens=len(expansion.prefix) - 1)
 
 
+class ThinkingGenerator(FakeGenerator):
+    """Thinks before the solution, as long as it is asked to: 1 to 12 tokens, with a box and an empty line in them."""
+
+    def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
+        asked = request.thought
+        if asked is None or expansion.parent:
+            return super()._write(request, expansion, branch)
+        rng = seeded_rng("thought", branch.seed)
+        most, wanted = min(asked.max_tokens, branch.max_tokens), rng.randint(1, 12)
+        tokens = tuple(rng.randint(100, 199) for _ in range(min(wanted, most)))
+        text = ("" if asked.opened else "<think>") + f"guess \\boxed{{9}}\n\n{'-'.join(map(str, tokens))}"
+        given: tuple[tuple[int, int], ...] = ()
+        self.tokens += len(tokens)
+        ends = StepEnd.LENGTH if wanted > most else StepEnd.END_OF_SEQUENCE if rng.random() < 0.1 else None
+        if ends is StepEnd.LENGTH and asked.closes:
+            given, ends = ((len(tokens), len(tokens) + 3),), None
+            tokens = (*tokens, 7, 8, 9)
+        if ends is None:
+            text += "</think>\n\n"
+        thought = Thought(len(tokens), len(text))
+        left = min(asked.solution_tokens, branch.max_tokens - len(tokens) + 3 * len(given))
+        child = Child(expansion.parent, branch.index, (), cached_tokens=len(expansion.prefix) - 1)
+        if ends is not None or left < 1:
+            return child._replace(steps=(Step(tokens, text, ends or StepEnd.LENGTH, -1.0, None, thought, given),))
+        behind = expansion._replace(prefix=(*expansion.prefix, *tokens))
+        first, *others = super()._write(request, behind, branch._replace(max_tokens=left)).steps
+        first = Step((*tokens, *first.token_ids), text + first.text, first.end, first.logprob, None, thought, given)
+        return child._replace(steps=(first, *others))
+
+
 class FakeScorer:
     """Rewards by text. ``spoil`` may replace its rewards by anything."""
 
@@ -244,11 +279,7 @@ class Bench:
         return await self.run(parse_search({"seed": 7} | settings), **options)
 
     async def run(self, settings: SearchSettings, **options: Any) -> SearchOutcome:
-        surroundings = {
-            name: options.pop(name)
-            for name in ("context_tokens", "fallback", "extract_answer", "solver", "step_hook")
-            if name in options
-        }
+        surroundings: dict[str, Any] = {name: options.pop(name) for name in ENVIRONMENT & options.keys()}
         environment = SearchEnvironment(
             generator=self.through(self.generator),
             scorer=self.scorer,

@@ -25,7 +25,10 @@ WIDTHS = {
     "frontier": {"width"},
     "particle_filter": {"n"},
 }
-SHARED = {"max_depth", "max_step_tokens", "max_path_tokens", "budget.tokens", "budget.nodes", "budget.seconds"}
+SHARED = {
+    *("max_depth", "max_step_tokens", "max_path_tokens", "max_thinking_tokens"),
+    *("budget.tokens", "budget.nodes", "budget.seconds", "budget.thinking"),
+}
 
 
 class Fan(BestOfN):
