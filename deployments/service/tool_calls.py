@@ -164,7 +164,7 @@ class WrittenCalls(CallReader):
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or await self._read_outside_thoughts(text)
+            said = self._said[text] = self._said.get(text) or self._kept(await self._read(_behind_thought(text)))
             if said.calls:
                 alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
@@ -191,9 +191,13 @@ class WrittenCalls(CallReader):
             else self._shared.extract_answer(said.content)
         )
 
-    async def _read_outside_thoughts(self, text: str) -> Said:
-        content = "".join(text[start:end] for start, end in outside_thoughts(text))
-        return self._kept(await self._read(content if content == text else content.lstrip("\n")))
+
+def _behind_thought(text: str) -> str:
+    """The text behind the thought with which it begins. Marks of thoughts further on may be arguments of a call."""
+    first, *others = outside_thoughts(text)
+    if first.start or text[: first.end].strip() or first.end == len(text):
+        return text
+    return text[others[0].start :].lstrip("\n") if others else ""
 
 
 class ForcedCalls(CallReader):
