@@ -214,9 +214,8 @@ class ChatEncoder:
         return ChatTemplate.of(source, self._guarded)
 
     def _cut(self, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-        cut = [
-            {field: value if field == "role" else self._guarded.cut_json(value) for field, value in message.items()}
-            for message in messages
+        cut: list[dict[str, Any]] = [
+            self._guarded.cut_json(message) | {"role": message["role"]} for message in messages
         ]
         for message in cut[:-1]:
             if message["role"] == "assistant":

@@ -13,12 +13,16 @@ take out what stands at one side of it; it becomes a cut if tokens would arise w
 
 READ_KEYS = frozenset(
     {
-        *("arguments", "description", "function", "id", "name", "parameters", "strict", "tool_call_id", "type"),
+        *("arguments", "content", "description", "function", "id", "name", "parameters", "role", "strict"),
+        *("tool_call_id", "tool_calls", "type"),
         *("additionalProperties", "allOf", "anyOf", "const", "default", "enum", "format", "items", "oneOf"),
         *("properties", "required", "return", "title", "$defs", "$ref"),
     }
 )
-"""Keys of tools and calls by which templates find their way. They stay as they are."""
+"""Keys of messages, tools and calls by which templates find their way. They stay as they are."""
+NAMES = frozenset({"id", "name", "tool_call_id"})
+"""Keys whose texts templates write between signs."""
+_PLAIN = re.compile(r"[\w-]+")
 
 
 class TokenGuard(NamedTuple):
@@ -44,8 +48,8 @@ class TokenGuard(NamedTuple):
     def cut_json(self, value: Any) -> Any:
         """JSON with every text in it cut, keys too.
 
-        Some templates write a key as a tag, as in ``<key>``, which may be a token. A key that may be part of a token
-        therefore stands between edges.
+        Some templates write a key or a name as a tag, as in ``<key>`` and ``<function=name>``, in which a token may
+        arise. One that may be part of a token therefore stands between edges.
 
         Raises:
             ValueError: it is nested too deeply.
@@ -59,14 +63,17 @@ class TokenGuard(NamedTuple):
         if isinstance(value, str):
             return self.cut(value)
         if isinstance(value, Mapping):
-            return {self._cut_key(key): self._cut_json(part) for key, part in value.items()}
+            return {
+                key if key in READ_KEYS else self._cut_name(key): (
+                    self._cut_name(part) if key in NAMES and isinstance(part, str) else self._cut_json(part)
+                )
+                for key, part in value.items()
+            }
         return [self._cut_json(part) for part in value] if isinstance(value, list | tuple) else value
 
-    def _cut_key(self, key: str) -> str:
-        if key in READ_KEYS:
-            return key
-        cut = self.cut(key)
-        apart = cut.isidentifier() and not any(cut in token for token in self.texts)
+    def _cut_name(self, name: str) -> str:
+        cut = self.cut(name)
+        apart = _PLAIN.fullmatch(cut) and not any(cut in token for token in self.texts)
         return cut if apart or not cut else EDGE + cut + EDGE
 
     def without_edges(self, text: str) -> str:

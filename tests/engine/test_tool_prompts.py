@@ -123,6 +123,13 @@ def test_a_key_that_a_template_writes_as_a_tag_is_no_token(tokenizer: PreTrained
     assert marks(ids, tokenizer) == marks(encoded(tokenizer, [QUESTION], [tool("f", "", x={})]), tokenizer)
 
 
+def test_a_name_to_which_a_template_adds_a_sign_is_no_token(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = CODER
+    ids = encoded(tokenizer, talk("<think", {}, "r"), [tool("f")])
+    assert "<function=<think>" in tokenizer.decode(ids)
+    assert marks(ids, tokenizer) == marks(encoded(tokenizer, talk("f", {}, "r"), [tool("f")]), tokenizer)
+
+
 def test_a_template_says_what_it_writes_of_tools(tokenizer: PreTrainedTokenizerFast, template: str) -> None:
     assert ChatEncoder(tokenizer).tool_support == (True, True, True)
 
