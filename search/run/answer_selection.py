@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from search.answers.equivalence import WAIT_S, AnswerMatcher, Grouping
+from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.readings import grouped, of_text
 from search.answers.voting import AnswerSelection, Ballot, Candidate
+from search.run.environment import Matcher
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
 from search.tools.turns import Turns
@@ -16,17 +17,17 @@ async def select_answer(
     ends: Sequence[Node],
     tree: SearchTree,
     strategy: Strategy,
-    matcher: AnswerMatcher | None,
+    matcher: Matcher | None,
     wait_s: float = WAIT_S,
     alike: bool = False,
-) -> AnswerSelection:
+) -> AnswerSelection[Node]:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     If ``alike``, each path has one vote, however often it was written.
     """
     answers: list[str | None] = []
-    candidates: list[Candidate] = []
+    candidates: list[Candidate[Node]] = []
     turns = Turns()
     for node in ends:
         answers.append(tree.answer_of(node))
@@ -41,7 +42,7 @@ async def select_answer(
     else:
         groups, unread = await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
-    ballot = Ballot()
+    ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))
         await turns.pass_on()

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
-from search.answers.json_answer import json_answer
 from search.answers.thoughts import open_thought as open_mark
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
@@ -200,7 +199,7 @@ class _Search:
         tree.prefill = prefill
         tree.extract_answer = environment.extract_answer
         if json_schema:
-            tree.extract_answer, tree.canonical = json_answer, str
+            tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits
@@ -586,7 +585,7 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _counted(self, selection: AnswerSelection) -> SearchCost:
+    async def _counted(self, selection: AnswerSelection[Node]) -> SearchCost:
         """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:

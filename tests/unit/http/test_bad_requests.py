@@ -75,7 +75,7 @@ def message(content: Any) -> dict[str, Any]:
         (chat(search={"stop": [""]}), 400, "search.stop.0"),
         (chat(logprobs=1), 400, "logprobs"),
         (chat(logprobs=True, top_logprobs=2), 400, "top_logprobs"),
-        (chat(tools=[{"type": "function"}]), 400, "tools"),
+        (chat(tools=[{"type": "function"}]), 400, "tools.0.function"),
         (chat(response_format={"type": "json_object"}), 400, "response_format"),
         (chat(response_format={"type": "json"}), 400, "response_format.type"),
         (chat(frequency_penalty=0.5), 400, "frequency_penalty"),
@@ -246,7 +246,7 @@ async def test_depth_and_elements_are_allowed_up_to_their_limits() -> None:
     with pytest.raises(BadRequest, match="nested too deeply"):
         checked(nested(MAX_DEPTH, 1))
     for wide in ([0] * MAX_ELEMENTS, [[], {}, [1] * (MAX_ELEMENTS - 3)]):
-        with pytest.raises(BadRequest, match=f"over {MAX_ELEMENTS} values"):
+        with pytest.raises(BadRequest, match=f"limit of {MAX_ELEMENTS} values"):
             checked(wide)
 
 
