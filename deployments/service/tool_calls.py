@@ -24,7 +24,7 @@ from search.tree import Node
 
 logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
-STARTUP_S = 180.0
+STARTUP_S = 300.0
 """Timeout of the worker's start, wall clock: it imports vLLM."""
 REPLY_S = 10.0
 """Timeout of reading one text, wall clock. Then the text counts as one without calls."""
@@ -164,7 +164,7 @@ class WrittenCalls(CallReader):
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or await self._read_outside_thoughts(text)
+            said = self._said[text] = self._said.get(text) or self._kept(await self._read(_behind_thought(text)))
             if said.calls:
                 alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
@@ -191,9 +191,13 @@ class WrittenCalls(CallReader):
             else self._shared.extract_answer(said.content)
         )
 
-    async def _read_outside_thoughts(self, text: str) -> Said:
-        content = "".join(text[start:end] for start, end in outside_thoughts(text))
-        return self._kept(await self._read(content if content == text else content.lstrip("\n")))
+
+def _behind_thought(text: str) -> str:
+    """The text behind the thought with which it begins. Marks of thoughts further on may be arguments of a call."""
+    first, *others = outside_thoughts(text)
+    if first.start or text[: first.end].strip() or first.end == len(text):
+        return text
+    return text[others[0].start :].lstrip("\n") if others else ""
 
 
 class ForcedCalls(CallReader):
@@ -216,7 +220,8 @@ class ForcedCalls(CallReader):
         return replace(shared, json_answer=answer, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        text = outcome.tree.text_of(node)
+        tree = outcome.tree
+        text = tree.solution_of(node) if node.thought_tokens else tree.text_of(node)
         calls = self._calls(text)
         return self._kept(Said("", calls)) if calls else Said(text)
 
