@@ -352,9 +352,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _draft(self, request: ExpandRequest, item: ExpandItem, branch: Branch) -> Draft:
         """A branch with its first segment begun."""
         running = self._running
-        thought = request.thought
-        if thought is not None and (item.parent or running.splitter.thought_is_over(item.prefix)):
-            thought = None
+        thought = None if item.parent else request.thought  # Below the root, it is over.
         room, grammar = running.context - len(item.prefix), bool(request.json_schema)
         task = Task(Until(request.stop_condition), branch.max_tokens, room, thought, grammar, running.marks)
         segment = first_segment(task)

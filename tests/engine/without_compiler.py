@@ -1,6 +1,6 @@
 """Switches compilation off: compiling a model takes longer than its tests. Import it before torch.
 
-`test_compiled`, the reward model of the served tests and the application of `tests/faults` are compiled.
+`test_compiled` and the served tests compile.
 """
 
 import os

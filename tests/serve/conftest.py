@@ -39,11 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     settings = {
-        # Only the reward model is compiled: on a new machine two generators would compile the same at once.
-        "generator": {
-            "replicas": {"min_replicas": 2, "max_replicas": 2},
-            "engine_args": {"enforce_eager": True},
-        },
+        "generator": {"replicas": {"min_replicas": 2, "max_replicas": 2}},
         "http": {"canary_every_s": 0},
         "controller": {
             "limits": {"seconds": 300},
