@@ -10,7 +10,7 @@ from benchmarks.loop_holds import GarbageClock, Hold, Holds, measured
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
 from deployments.http.choices import ChoiceOptions
 from deployments.http.replies import Head, completion, dumps
-from deployments.http.tree_reply import with_tree
+from deployments.http.searches.tree_reply import with_tree
 from search.answers.equivalence import AnswerMatcher
 from search.problem import Problem
 from search.run.disposal import Disposal

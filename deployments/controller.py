@@ -20,14 +20,14 @@ from deployments.config import AppConfig
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
+from deployments.http.app import create_app
+from deployments.http.chat.jobs import Jobs
+from deployments.http.chat.search_settings import Planner
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.inside import Answer, InProcessEndpoint
-from deployments.http.jobs import Jobs
-from deployments.http.kept import StoreAccess
-from deployments.http.plan import Planner
-from deployments.http.routes import create_app
-from deployments.http.rows import reply_to
+from deployments.http.in_cluster.in_process import Answer, InProcessEndpoint
+from deployments.http.in_cluster.ray_data_rows import reply_to
+from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.loop.garbage import GarbagePolicy
 from deployments.scaling.pressure import PRESSURE
@@ -175,7 +175,8 @@ class SearchControllerReplica:
         return await self._inside.answer(method, path, body, owner)
 
     async def answer_row(self, row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yields the endpoint's complete answer to a row of a Ray Data pipeline (`deployments.http.rows`), as one item.
+        """Yields the endpoint's complete answer to a row of a Ray Data pipeline, as one item; see
+        `deployments.http.in_cluster.ray_data_rows`.
 
         Raises:
             ValueError, TimeoutError, RuntimeError: see `reply_to`.

@@ -46,7 +46,7 @@ CALLS = 3
 BESIDE_S = 10.0
 SMALL = {"strategy": "beam_search", "n": 4, "m": 2}
 METADATA = {f"a{index}": "a" * 500 for index in range(10)}
-"""Makes the small request's body so long that it is read by a thread (`deployments.admission.body.INLINE_BYTES`)."""
+"""Makes the small request's body so long that a thread reads it (`deployments.admission.body_threads.INLINE_BYTES`)."""
 ASKED = {"model": "banyan-arithmetic", "seed": 1, "search": SMALL, "metadata": METADATA}
 ONSET_S = 0.3
 """From the begin of an attack to the first small request beside it."""

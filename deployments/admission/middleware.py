@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.auth import key_of
-from deployments.admission.body import read_by
+from deployments.admission.body_threads import read_by
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, no_place

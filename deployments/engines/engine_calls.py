@@ -5,6 +5,7 @@ a call costs one task whatever its width.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
@@ -60,8 +61,9 @@ class EngineCall(Generic[Label]):
         self._request = request
         self._on_discard = on_discard
         self._aborts = Aborts(engine)
-        self._requests: dict[EngineRequest, None] = {}
-        """Requests that were not taken yet, ended or not, in the order in which they came."""
+        self._requests: OrderedDict[EngineRequest, None] = OrderedDict()
+        """Requests that were not taken yet: those that have ended, the newest ending first, and behind them the
+        others."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
         self._alone = alone
@@ -179,18 +181,21 @@ class EngineCall(Generic[Label]):
                 return []
 
     def take(self) -> list[EngineRequest]:
-        """Takes the finished requests without waiting.
+        """Takes the finished requests without waiting, in the order of their endings.
 
         Raises:
             EngineCallError: a request failed; the others are being aborted.
         """
-        ended = [request for request in self._requests if request.ending is not None]
-        for request in ended:
-            del self._requests[request]
-            if request.ending is Ending.FAILED:
-                error = _as_call_error(request.output)
-                self.stop(str(error))
-                raise error from request.output
+        ended: list[EngineRequest] = []
+        while self._requests and next(iter(self._requests)).ending is not None:
+            ended.append(self._requests.popitem(last=False)[0])
+        ended.reverse()
+        failed = next((request for request in ended if request.ending is Ending.FAILED), None)
+        if failed is not None:
+            error = _as_call_error(failed.output)
+            self._queue.drop(ended)
+            self.stop(str(error))
+            raise error from failed.output
         return ended
 
     async def cut(self, where: Callable[[Label], bool]) -> list[EngineRequest]:
@@ -211,7 +216,7 @@ class EngineCall(Generic[Label]):
         self._stopped = self._stopped or reason
         self._cut_short = self._cut_short or bool(self._requests)
         self._changed.set()
-        requests, self._requests = self._requests, {}
+        requests, self._requests = self._requests, OrderedDict()
         # Also at its deadline: others must not wait for a caller that does not take what it has got.
         self._aborts.begin(self._queue.drop(requests), self._leave_alone)
 
@@ -222,6 +227,7 @@ class EngineCall(Generic[Label]):
 
     def _on_end(self, request: EngineRequest) -> None:
         if request in self._requests:
+            self._requests.move_to_end(request, last=False)
             self._changed.set()
 
 

@@ -7,9 +7,10 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -217,8 +218,6 @@ class RequestQueue:
         """
         self.clamp = clamp
         self.ahead: AheadSource | None = None
-        self._started_ahead: dict[str, EngineRequest] = {}
-        """Live requests that were written ahead, the newest last."""
         self._since_step = 0
         """Number of requests written ahead that started since the newest engine step."""
         self._batch = batch
@@ -245,7 +244,8 @@ class RequestQueue:
         are in its batch until it has read the abort."""
         self._since_flex = 0
         """Number of requests that started, since the last flex request did, while a flex request waited."""
-        self._alive: dict[str, EngineRequest] = {}
+        self._alive: dict[bool, dict[str, EngineRequest]] = {False: {}, True: {}}
+        """Live requests by id, the newest last, by whether they were written ahead and no call has adopted them."""
         # Requests of different replicas may meet in one LMCache server's log: a prefix keeps them apart.
         self._id_prefix = uuid4().hex[:8]
         self._begun = 0
@@ -262,17 +262,17 @@ class RequestQueue:
 
     def __len__(self) -> int:
         """Number of requests that have not ended."""
-        return len(self._alive)
+        return sum(map(len, self._alive.values()))
 
     @property
     def demand(self) -> int:
         """Number of live requests that a call has made or adopted."""
-        return len(self._alive) - len(self._started_ahead)
+        return len(self._alive[False])
 
     @property
     def queued(self) -> int:
         """Number of requests not yet handed to the engine."""
-        return len(self._alive) - self._running
+        return len(self) - self._running
 
     def submit(
         self, request: EngineRequest, *, reserve: bool = False, optional: bool = False, place: int | None = None
@@ -412,7 +412,6 @@ class RequestQueue:
                 request.ending = Ending.ABORTED
                 return None
         self._register(request)
-        self._started_ahead[request.request_id] = request
         self._since_step += 1
         self._order.occupy(request.cache_salt)
         request.started = True
@@ -423,7 +422,8 @@ class RequestQueue:
         """Makes a request that was written ahead one in demand: its search's turn counts it, and nothing gives it up
         any more."""
         request.ahead = False
-        self._started_ahead.pop(request.request_id, None)
+        if request.ending is None:
+            self._alive[False][request.request_id] = self._alive[True].pop(request.request_id)
         request.place = self._order.position(request.cache_salt, request.search_id)
         if request.ending is Ending.FINISHED:
             self._order.served(request.cache_salt, request.place)
@@ -432,9 +432,9 @@ class RequestQueue:
 
     def _give_up_newest(self) -> bool:
         """Ends the newest request that is written ahead. False if there is none."""
-        if self.ahead is None or not self._started_ahead:
+        if self.ahead is None or not self._alive[True]:
             return False
-        self.ahead.give_up([next(reversed(self._started_ahead.values()))])
+        self.ahead.give_up([next(reversed(self._alive[True].values()))])
         return True
 
     def stepped(self, withheld: int, preempted: int) -> None:
@@ -450,7 +450,7 @@ class RequestQueue:
         self._begun += 1
         request.number = self._begun
         request.request_id = f"{self._id_prefix}-{request.number}"
-        self._alive[request.request_id] = request
+        self._alive[request.ahead][request.request_id] = request
         if request.owner is not None:
             self._order.enter(request.owner)
 
@@ -460,7 +460,7 @@ class RequestQueue:
         Raises:
             RequestError: the request has ended before, or was never queued.
         """
-        if self._alive.pop(request.request_id, None) is None:
+        if self._alive[request.ahead].pop(request.request_id, None) is None:
             raise RequestError(f"request {request.request_id!r} is {ending} but is not alive")
         request.ending = ending
         self._endings[ending] += 1
@@ -469,7 +469,6 @@ class RequestQueue:
         if request.collector is not None and ending is not Ending.FINISHED:
             (self._failed if ending is Ending.FAILED else self._aborted).add(request.search_id)
         if request.ahead:
-            del self._started_ahead[request.request_id]
             if self.clamp is not None and request.hold is not None:
                 self.clamp.release(request.hold)
         elif ending is Ending.FINISHED and request.owner is not None:
@@ -514,15 +513,19 @@ class RequestQueue:
         return request.hold is not None
 
     @property
+    def _live(self) -> Iterator[EngineRequest]:
+        return chain.from_iterable(requests.values() for requests in self._alive.values())
+
+    @property
     def searches(self) -> Counter[str]:
         """Number of requests that each search has alive."""
-        return Counter(request.search_id for request in self._alive.values())
+        return Counter(request.search_id for request in self._live)
 
     @property
     def at_engine(self) -> frozenset[str]:
         """Searches with requests at the engine, written ahead or not, and those whose requests failed there. Once the
         engine is dead: the searches that may have ended it."""
-        alive = {request.search_id for request in self._alive.values() if request.started}
+        alive = {request.search_id for request in self._live if request.started}
         return frozenset(alive | self._failed | self._aborted | self._aborted_before)
 
     @property
@@ -542,10 +545,10 @@ class RequestQueue:
         ended = sum(self._endings.values())
         if self._begun != ended + len(self):
             problems.append(f"{self._begun} requests began, {ended} ended, {len(self)} are alive")
-        if not self._alive and self._running:
+        if not len(self) and self._running:
             problems.append(f"{self._running} slots of the batch are taken")
         if self._alone:
             problems.append(f"{len(self._alone)} calls have the engine alone, or wait for that")
-        if not self._alive and self.clamp is not None and self.clamp.ledger.reserved:
+        if not len(self) and self.clamp is not None and self.clamp.ledger.reserved:
             problems.append(f"{self.clamp.ledger.reserved} KV blocks are reserved")
         return problems

@@ -7,17 +7,18 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
-from deployments.admission.body import check_media, parsed_object, read_by
+from deployments.admission.body_threads import read_by
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, NotFound
 from deployments.admission.middleware import place_of
 from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
+from deployments.http.chat.jobs import Jobs
 from deployments.http.errors import SCHEMA_PATH
 from deployments.http.health import Health
-from deployments.http.jobs import Jobs
-from deployments.http.kept import StoreAccess
+from deployments.http.json_body import check_media, parsed_object
+from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from deployments.admission.body import Model, Path, validated
 from deployments.admission.errors import BadRequest
 from deployments.config import UnknownFields
+from deployments.http.json_body import Model, Path, validated
 from search.settings import SHARED_SETTINGS
 from search.strategies.catalog import STRATEGIES
 from search.tools.listing import listed

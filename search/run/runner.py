@@ -199,8 +199,6 @@ class _Search:
         self._unscored: list[Sequence[Node]] = []
         """Queue of steps to score; each chain is the new steps of one path."""
         self._scoring = False
-        self._awaited = 0
-        """Number of branches being written, and of steps at the step hook."""
         self._received = asyncio.Event()
         """Set when children arrive and when a generator call ends."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -343,7 +341,6 @@ class _Search:
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
         missing = len(branches)
-        self._awaited += missing
         self._cost.expand_calls += 1
         try:
             request = await self._expand_request(branches, first_steps)
@@ -360,8 +357,6 @@ class _Search:
                 # for complete and prune by it, which a search that resumes this tree could not undo.
                 self._generator_error = error
         finally:
-            # Missing children will not arrive: a scorer call that waits for them starts now.
-            self._awaited -= missing
             self._received.set()
 
     async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup) -> int:
@@ -376,7 +371,6 @@ class _Search:
             nodes = self._results.receive(child)
             if nodes is not None:
                 taken += 1
-                self._awaited -= 1
             if nodes:
                 # A node that represents no text of its own gets its reward with the sibling that does.
                 being_scored = [node for node in nodes if node.first.status is NodeStatus.WRITTEN]
@@ -396,7 +390,6 @@ class _Search:
         for chain in chains:
             seen = chain[:-1] if _awaits_hook(chain[-1]) else chain
             if seen is not chain:
-                self._awaited += 1
                 self._start(group, self._call_hook, group, self._hook, chain[-1])
             self._cost.unhooked_steps += sum(node.request is None or node.request.whole for node in seen)
             ready += [seen] if seen else []
@@ -405,10 +398,7 @@ class _Search:
     async def _call_hook(self, group: asyncio.TaskGroup, hook: StepHook, node: Node) -> None:
         """Has the step hook see a step, and queues the step for scoring."""
         *path, step = self._tree.step_texts(node)
-        try:
-            effect = await hook.effect(self._question, tuple(path), step)
-        finally:
-            self._awaited -= 1
+        effect = await hook.effect(self._question, tuple(path), step)
         self._score(group, [[node]] if self._results.hooked(node, effect) else [])
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
@@ -421,16 +411,21 @@ class _Search:
             self._start(group, self._score_unscored)
 
     async def _enough_to_score(self) -> None:
-        """Waits until at least as many chains are queued as branches are still being written, at most
-        ``SCORE_BATCH_WAIT_S``.
+        """Waits until at least as many chains are queued as branches are still being written or are at the step hook,
+        at most ``SCORE_BATCH_WAIT_S``. Does not wait after an error of the generator: missing branches will not arrive.
 
         Every scorer call has a fixed cost, so batching saves calls. The wait is short because the scorer is idle
         meanwhile, and a deadline could find no step scored."""
         with suppress(TimeoutError):
             async with asyncio.timeout(SCORE_BATCH_WAIT_S):
-                while len(self._unscored) < self._awaited:
+                while self._generator_error is None and len(self._unscored) < self._not_queued:
                     self._received.clear()
                     await self._received.wait()
+
+    @property
+    def _not_queued(self) -> int:
+        """Number of nodes in flight that do not wait for their score. Use it while no scorer call runs."""
+        return self._tree.in_flight - sum(map(len, self._unscored))
 
     async def _score_unscored(self) -> None:
         turns = Turns()

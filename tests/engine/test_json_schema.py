@@ -10,7 +10,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
-from deployments.http.json_schema import checked_schema
+from deployments.http.json_schema.checked_schema import checked_schema
 from deployments.service.schemas import WORKER_SCRIPT
 from search.errors import SchemaRefused
 from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed

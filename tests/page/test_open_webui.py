@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, Page, expect
 import tests.ray_environment  # noqa: F401  # before Ray is imported
 from cluster.launch.application import free_port
 from deployments.engines.settings import EMBEDDED_MODELS
-from deployments.http.side_calls import NOTE
+from deployments.http.chat.chat_windows import NOTE
 from tests.clients.recording_proxy import Recorded, RecordingProxy, recording_proxy
 from tests.page.stand_in import QUESTION
 from tests.serve.application import Application, running, until

@@ -1,4 +1,4 @@
-"""The web page: its files, and the whole page in one file. How it is served is in `deployments.http.page_routes`.
+"""The web page: its files, and the whole page in one file. How it is served is in `deployments.http.page.routes`.
 
 The page is plain ES modules and a style sheet, so there is no build step. Text that a model wrote reaches the document
 as text only: the policies below forbid inline scripts, `eval` and every sink that parses markup.

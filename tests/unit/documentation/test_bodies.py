@@ -17,8 +17,8 @@ import yaml
 from cluster.client.wire import step_of
 from cluster.launch import ray_runtime
 from deployments.config import AppConfig, LimitSettings
-from deployments.http.plan import Planner
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.chat.search_settings import Planner
 from deployments.startup.access import changed_settings, read_user_config
 from deployments.telemetry.search_log import SearchLog
 from search.run.report import SearchCost

@@ -18,13 +18,13 @@ from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_record
 from deployments.admission.proxy import middlewares
 from deployments.config import AppConfig, KeyRecord
+from deployments.http.app import create_app
+from deployments.http.chat.jobs import Jobs
+from deployments.http.chat.search_settings import Planner
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.inside import InProcessEndpoint
-from deployments.http.jobs import Jobs
-from deployments.http.kept import StoreAccess
-from deployments.http.plan import Planner
-from deployments.http.routes import create_app
+from deployments.http.in_cluster.in_process import InProcessEndpoint
+from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService

@@ -13,14 +13,14 @@ import httpx
 import pytest
 from http_world import World, chat, generator_is_dead, served
 
-from deployments.admission import body, limits, quotas
+from deployments.admission import body_threads, limits, quotas
 from deployments.admission.clients import client_of
 from deployments.admission.errors import Busy
 from deployments.admission.keys import key_record, store_owner
 from deployments.admission.proxy import WORK
 from deployments.admission.quotas import MinuteUsage
 from deployments.config import HttpSettings, KeyLimits, KeyRecord
-from deployments.http import routes
+from deployments.http import app as application
 from search.rewards import ScoringCost
 from search.tools.fair_threads import FairThreads
 
@@ -138,7 +138,7 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
 async def test_a_route_without_admission_reads_no_byte(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(routes, "WORK", ())
+    monkeypatch.setattr(application, "WORK", ())
     refused = await Call(make_world(), [b"{}", b""], path=path).ended()
     assert (refused.status, refused.asked, refused.error["code"]) == (500, 0, "not_admitted")
 
@@ -490,7 +490,7 @@ async def test_an_abandoned_body_is_charged_as_declared(make_world: MakeWorld, m
 async def test_a_client_with_many_long_bodies_passes_no_other_client(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
     world, gate, order = make_world(), asyncio.Event(), list[str]()
     loop, encode = asyncio.get_running_loop(), world.encoder.encode_chat
 
@@ -519,7 +519,7 @@ async def test_a_client_with_many_long_bodies_passes_no_other_client(
 
 
 async def test_too_many_waiting_bytes_are_refused(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 20_000, "test"))
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 20_000, "test"))
     world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
     threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20), size=0)
     parts = body_parts(metadata={"padding": "x" * 9000})
@@ -538,8 +538,8 @@ async def test_too_many_waiting_bytes_are_refused(make_world: MakeWorld, monkeyp
 async def test_a_body_that_waits_too_long_for_a_thread_is_refused(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
-    monkeypatch.setattr(body, "WAIT_S", 0.01)
+    monkeypatch.setattr(body_threads, "_THREADS", threads := FairThreads(1, 1 << 20, "test"))
+    monkeypatch.setattr(body_threads, "WAIT_S", 0.01)
     world, gate, loop = make_world(), asyncio.Event(), asyncio.get_running_loop()
     threads.submit("blocks", lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20))
     parts = body_parts(metadata={"padding": "x" * 6000})

@@ -12,9 +12,10 @@ import pytest
 from http_world import World, chat
 from pydantic import ValidationError
 
-from deployments.admission.body import INLINE_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, parsed_object
+from deployments.admission.body_threads import INLINE_BYTES
 from deployments.admission.errors import BadRequest
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.json_body import MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, parsed_object
 from search.errors import GeneratorError, PathTooLarge, ScoredPathTooLarge, ScorerError, ScorerRefused
 
 pytestmark = pytest.mark.asyncio

@@ -29,9 +29,9 @@ from deployments.admission.auth import ApiKeys
 from deployments.admission.errors import Busy, Unavailable
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
-from deployments.http import files as files_routes
-from deployments.http import kept as kept_module
-from deployments.http.kept import MAX_ALL_UPLOADS, MAX_DOWNLOADS, MAX_UPLOADS, OwnerLimit, StoreAccess
+from deployments.http import store_access
+from deployments.http.files_and_batches import files as files_routes
+from deployments.http.store_access import MAX_ALL_UPLOADS, MAX_DOWNLOADS, MAX_UPLOADS, OwnerLimit, StoreAccess
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ChildGroup, ExpandRequest, Lane
@@ -883,9 +883,9 @@ async def test_work_that_hangs_on_the_disk_keeps_its_threads_from_its_owner_alon
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when nobody waits for it any more."""
-    monkeypatch.setattr(kept_module, "DISK_S", 0.2)
+    monkeypatch.setattr(store_access, "DISK_S", 0.2)
     assert kept.store is not None
-    access, let_go = kept_module.StoreAccess(kept.store, kept.live), threading.Event()
+    access, let_go = store_access.StoreAccess(kept.store, kept.live), threading.Event()
     hanging = [asyncio.create_task(access.do("a", lambda: let_go.wait(20))) for _ in range(8)]
     try:
         for each in hanging:
@@ -904,9 +904,9 @@ async def test_work_that_hangs_on_the_disk_keeps_its_threads_from_its_owner_alon
 async def test_accesses_past_the_limit_are_refused_but_no_write_of_a_search(
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_module, "_THREADS", threads := FairThreads(4, 20, "test"))
+    monkeypatch.setattr(store_access, "_THREADS", threads := FairThreads(4, 20, "test"))
     assert kept.store is not None
-    access, let_go = kept_module.StoreAccess(kept.store, kept.live), threading.Event()
+    access, let_go = store_access.StoreAccess(kept.store, kept.live), threading.Event()
     waiting = [asyncio.create_task(access.do("a", lambda: let_go.wait(20))) for _ in range(30)]
     try:
         done, waiting_still = await asyncio.wait(waiting, timeout=0.1)
@@ -950,7 +950,7 @@ class TestFiles:
             passed += 1
             with monkeypatch.context() as patched:
                 if passed > checks:
-                    patched.setattr(kept_module, "RESERVE_BYTES", 1 << 60)
+                    patched.setattr(store_access, "RESERVE_BYTES", 1 << 60)
                 whole(_, more)
 
         whole = StoreAccess.check_disk
@@ -1079,12 +1079,12 @@ class TestFiles:
     async def test_the_time_limit_of_a_copy_grows_with_its_size(
         self, kept: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kept_module, "DISK_S", 0.05)
+        monkeypatch.setattr(store_access, "DISK_S", 0.05)
         assert kept.store is not None
-        disk = kept_module.StoreAccess(kept.store, kept.live)
+        disk = store_access.StoreAccess(kept.store, kept.live)
         with pytest.raises(Unavailable):
             await disk.copy("a", lambda: time.sleep(0.3), 1)
-        await disk.copy("a", lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
+        await disk.copy("a", lambda: time.sleep(0.3), 10 * store_access.MIN_COPY_BYTES_PER_S)
 
     async def test_a_download_from_a_hanging_disk_times_out(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -1095,7 +1095,7 @@ class TestFiles:
         os.mkfifo(pipe := tmp_path / "pipe")
         writer = os.open(pipe, os.O_RDWR)  # like a disk that never replies
         monkeypatch.setattr(Files, "open", lambda files, name: (files.get(name), pipe.open("rb")))
-        monkeypatch.setattr(kept_module, "DISK_S", 0.2)
+        monkeypatch.setattr(store_access, "DISK_S", 0.2)
         try:
             async with asyncio.timeout(5):
                 with pytest.raises(RuntimeError, match="response already started"):

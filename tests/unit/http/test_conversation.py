@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from deployments.admission.errors import BadRequest
 from deployments.config import AppConfig, PromptSettings
-from deployments.http.conversation import question, turns
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.conversation import question, turns
+from deployments.http.chat.schema import ChatRequest
 
 EXAMPLES = [{"question": "1+1?", "answer": "\\boxed{2}"}]
 SHOWN = "user: 1+1?|assistant: \\boxed{2}"

@@ -15,7 +15,9 @@ from http_world import World, chat, found
 
 from cluster.jobs import batch_run, batches
 from cluster.jobs.batches import BatchJobs
-from deployments.http import kept as kept_module
+from deployments.http import store_access
+from deployments.http.files_and_batches import batches as batch_routes
+from deployments.http.searches import stored_searches
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -276,6 +278,9 @@ async def test_a_damaged_record_of_a_file_is_told(
     assert found(tmp_path, f"owners/*/files/{name}*") == []
 
 
+ROUTES = {"searches": stored_searches, "batches": batch_routes}
+
+
 @pytest.mark.parametrize("how", ["gone", *DAMAGE])
 async def test_lists_leave_out_what_goes_between_listing_and_showing(
     kept: World, client: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -285,12 +290,12 @@ async def test_lists_leave_out_what_goes_between_listing_and_showing(
     for path, reply_id in first.items():
         name, kind = reply_id.removeprefix("resp_"), path.removeprefix("/v1/")
 
-        def late(every: Any, *args: Any, name: str = name, kind: str = kind, shown: Any = kept_module.page) -> Json:
+        def late(every: Any, *args: Any, name: str = name, kind: str = kind, shown: Any = store_access.page) -> Json:
             [directory] = found(tmp_path, f"owners/*/{kind}/{name}")
             shutil.rmtree(directory) if how == "gone" else DAMAGE[how](directory / "record.json")
             return dict(shown(every, *args))
 
-        monkeypatch.setattr(f"deployments.http.{kind}.page", late)
+        monkeypatch.setattr(ROUTES[kind], "page", late)
         reply = await get(client, path)
         assert reply.status_code == 200, reply.text
         assert [each["id"] for each in reply.json()["data"]] == [second[path].removeprefix("resp_")]

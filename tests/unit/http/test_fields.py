@@ -11,6 +11,7 @@ from openai.types.responses import response_create_params as response
 from pydantic import BaseModel
 
 from deployments.config import AppConfig
+from deployments.http.chat.schema import ChatRequest, CompletionBody
 from deployments.http.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -20,8 +21,7 @@ from deployments.http.fields import (
     RESPONSES_FIELDS,
     FieldRules,
 )
-from deployments.http.responses_schema import ResponsesRequest
-from deployments.http.schema import ChatRequest, CompletionBody
+from deployments.http.responses.schema import ResponsesRequest
 from search.answers.equivalence import AnswerMatcher
 
 CHAT, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/completions"

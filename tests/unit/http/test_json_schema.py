@@ -8,7 +8,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from deployments.admission.errors import BadRequest
-from deployments.http.json_schema import checked_schema
+from deployments.http.json_schema.checked_schema import checked_schema
 
 Json = dict[str, Any]
 TEXT: Json = {"type": "string"}

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from deployments.admission.auth import ApiKeys
 from deployments.admission.origins import CheckOrigin
 from deployments.config import HttpSettings
-from deployments.http.routes import create_app
+from deployments.http.app import create_app
 from search.answers.equivalence import AnswerMatcher
 
 CHAT = "/v1/chat/completions"

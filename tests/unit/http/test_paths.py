@@ -26,19 +26,15 @@ from deployments.admission.limits import Bodies
 from deployments.admission.middleware import place_of
 from deployments.admission.proxy import WORK, ProxyAdmission
 from deployments.admission.proxy_bodies import UPLOADS, BodyLimits
-from deployments.http import batches, files, response_routes, routes, searches
+from deployments.http.app import FEATURES
 from deployments.http.endpoint import Endpoint
+from deployments.http.files_and_batches import files
 
 pytestmark = pytest.mark.asyncio
 
 CHAT = "/v1/chat/completions"
 TEMPLATES = sorted(
-    {
-        route.path
-        for router in (routes.router, response_routes.router, files.router, batches.router, searches.router)
-        for route in router.routes
-        if isinstance(route, APIRoute)
-    }
+    {route.path for feature in FEATURES for route in feature.router.routes if isinstance(route, APIRoute)}
 )
 PREFIXES = ("", "/banyan", "/v1", "/v1/files")
 """Of the application, as Serve's `route_prefix`."""

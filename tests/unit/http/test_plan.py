@@ -8,8 +8,8 @@ from pydantic import Field
 
 from deployments.admission.errors import BadRequest
 from deployments.config import LimitSettings
-from deployments.http.plan import Planner, excesses, notes
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.chat.search_settings import Planner, excesses, notes
 from search.caps import CapName, Width
 from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
 from search.strategies.base import Expansion

@@ -9,10 +9,10 @@ import pytest
 from http_world import World, chat
 
 from deployments.config import AppConfig
-from deployments.http.conversation import question
-from deployments.http.jobs import Jobs
-from deployments.http.plan import Planner
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.conversation import question
+from deployments.http.chat.jobs import Jobs
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.chat.search_settings import Planner
 
 pytestmark = pytest.mark.asyncio
 

@@ -19,7 +19,7 @@ from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_digest, key_record
 from deployments.admission.proxy import BACKOFF_HEADER, TURNED_AWAY, ProxyAdmission
 from deployments.config import KeyLimits
-from deployments.http.routes import create_app
+from deployments.http.app import create_app
 from deployments.service.places import Owner
 from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher

@@ -12,7 +12,8 @@ import pytest
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead, served
 
 from deployments.admission import protocol
-from deployments.http import streaming, tree_reply
+from deployments.http import streaming
+from deployments.http.searches import tree_reply
 from search.answers import equivalence
 from search.errors import ScorerError
 from search.tools import turns

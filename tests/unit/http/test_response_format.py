@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from deployments.admission.errors import BadRequest
 from deployments.admission.keys import key_record
-from deployments.http.json_schema import MAX_CHARS, MAX_DEPTH, MAX_SCHEMAS, checked_schema
-from deployments.http.json_schema_keywords import MAX_LEAST
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
+from deployments.http.json_schema.checked_schema import MAX_CHARS, MAX_DEPTH, MAX_SCHEMAS, checked_schema
+from deployments.http.json_schema.keywords import MAX_LEAST
 from deployments.service.schemas import SchemaCosts, SchemasBusy, SchemaTooDear
 from search.errors import SchemaRefused
 

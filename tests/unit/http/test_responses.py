@@ -10,7 +10,7 @@ from http_world import World, chat, generator_is_dead, served
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from deployments.http import responses
+from deployments.http.responses import reply as response_reply
 from search.errors import ScorerError
 
 RESPONSES = "/v1/responses"
@@ -109,7 +109,7 @@ async def test_the_reasoning_item_is_truncated_but_its_events_are_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await streamed(world)
-    monkeypatch.setattr(responses, "MAX_REASONING_CHARS", 50)
+    monkeypatch.setattr(response_reply, "MAX_REASONING_CHARS", 50)
     events = await streamed(world)
     said = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
     assert len(events) == len(whole)

@@ -7,8 +7,8 @@ import httpx
 import pytest
 from http_world import World, chat
 
-from deployments.http import rows
-from deployments.http.rows import reply_to
+from deployments.http.in_cluster import ray_data_rows
+from deployments.http.in_cluster.ray_data_rows import reply_to
 
 pytestmark = pytest.mark.asyncio
 
@@ -77,7 +77,7 @@ async def test_a_row_waits_for_a_place() -> None:
 
 
 async def test_a_row_waits_for_a_place_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(ray_data_rows, "PATIENCE_S", 0.05)
     with pytest.raises(TimeoutError, match=r"no place for this row within 0\.05 s"):
         await reply_to({"url": CHAT, "body": "{}"}, Endpoint((429, failed("full"))).answer)
 

@@ -19,7 +19,7 @@ from http_world import World, chat, found, generator_is_dead, served
 
 from deployments.admission.keys import key_record, store_owner
 from deployments.http import streaming
-from deployments.http.kept import MAX_STREAMS
+from deployments.http.store_access import MAX_STREAMS
 from deployments.store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
 from deployments.store import searches as searches_module
 from deployments.store.records import modified, new_id

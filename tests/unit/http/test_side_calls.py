@@ -11,8 +11,8 @@ from test_admission import MakeWorld
 from test_live_settings import change
 
 from deployments.config import ControllerSettings, SideCallSettings
-from deployments.http.schema import ChatRequest
-from deployments.http.side_calls import NOTE, as_side_call, is_side_call
+from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
+from deployments.http.chat.schema import ChatRequest
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "side_calls.json").read_text())

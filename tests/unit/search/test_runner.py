@@ -2,14 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from search_fakes import PROMPT, Bench, broken, reward_of, search
 
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
-from search.ports import Child, Lane, StopCondition
+from search.ports import Child, ChildGroup, ExpandRequest, Lane, StopCondition
 from search.run.environment import Fallback
 from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored, StepsPruned
 from search.run.results import joined
@@ -162,6 +162,31 @@ def test_children_are_scored_without_waiting_for_their_siblings() -> None:
         bench.check_idle()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("settings", [{"strategy": "best_of_n"}, {"strategy": "beam_search", "m": 4, "max_depth": 1}])
+@pytest.mark.parametrize("given_back", [0, 8])
+def test_a_scorer_call_waits_until_as_many_have_arrived_as_are_outstanding(
+    settings: dict[str, Any], given_back: int
+) -> None:
+    class InFours:
+        """Writes four children at a time, and gives the last ones back at first."""
+
+        async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+            [item] = request.expansions
+            children = [bench.generator._write(request, item, branch) for branch in item.branches]
+            written, unwritten = children[: 16 - given_back], children[16 - given_back :]
+            yield ChildGroup(tuple(child._replace(steps=()) for child in unwritten))
+            for first in range(0, len(written), 4):
+                for _ in range(20):  # what can be scored by now is
+                    await asyncio.sleep(0)
+                yield ChildGroup(tuple(written[first : first + 4]))
+
+    bench = Bench()
+    bench.through = lambda generator: InFours()
+    outcome = asyncio.run(bench.search(settings | {"n": 16, "merge_siblings": False}))
+    assert outcome.cost.given_back_branches == given_back
+    assert [len(request.items) for request in bench.scorer.requests] == ([4, 4] if given_back else [8, 4, 4])
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])

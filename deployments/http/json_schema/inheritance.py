@@ -7,9 +7,9 @@ together admit what one object with all of the properties admits.
 from collections.abc import Iterator
 from typing import Any
 
-from deployments.http.json_schema_forms import ANNOTATIONS, Json
-from deployments.http.json_schema_keywords import READ
-from deployments.http.json_schema_references import Pointer, References, fragment_of
+from deployments.http.json_schema.forms import ANNOTATIONS, Json
+from deployments.http.json_schema.keywords import READ
+from deployments.http.json_schema.references import Pointer, References, fragment_of
 
 MAX_PARTS = 64
 _SAYS = {"type", "properties", "required", "additionalProperties", "unevaluatedProperties"}

@@ -11,16 +11,20 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from deployments.admission.auth import is_job, key_of
-from deployments.admission.body import by_size
+from deployments.admission.body_threads import by_size
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, Unavailable
 from deployments.admission.middleware import place_of, taken_over
-from deployments.http.cached_search import answering
+from deployments.http.chat.cached_search import answering
+from deployments.http.chat.recorded_search import KeptSearch, KeptStream
+from deployments.http.chat.schema import ChatRequest
 from deployments.http.endpoint import Endpoint, KeptHere, Served
 from deployments.http.errors import api_error
-from deployments.http.kept import After, Limit, page
-from deployments.http.kept_responses import (
+from deployments.http.replies import Json, json_response
+from deployments.http.responses.reply import Responses
+from deployments.http.responses.schema import ResponsesRequest, Turn, spoken_of
+from deployments.http.responses.stored_responses import (
     PREFIX,
     PREVIOUS,
     conversation,
@@ -28,12 +32,8 @@ from deployments.http.kept_responses import (
     input_items,
     stored_response,
 )
-from deployments.http.kept_search import KeptSearch, KeptStream
-from deployments.http.replies import Json, json_response
-from deployments.http.responses import Responses
-from deployments.http.responses_schema import ResponsesRequest, Turn, spoken_of
-from deployments.http.schema import ChatRequest
-from deployments.http.searches import LOOK_EVERY_S, LimitedStream
+from deployments.http.searches.stored_searches import LOOK_EVERY_S, LimitedStream
+from deployments.http.store_access import After, Limit, page
 from deployments.http.streaming import EventStream, SearchStream
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from deployments.http.json_schema_forms import ANNOTATIONS, FORMATS, MAX_NUMBER, TYPES, is_never
+from deployments.http.json_schema.forms import ANNOTATIONS, FORMATS, MAX_NUMBER, TYPES, is_never
 
 MAX_COUNT = 100_000
 MAX_LEAST = 500

@@ -9,13 +9,13 @@ from deployments.admission.errors import BadRequest, context_exceeded
 from deployments.admission.service_tier import DEFAULT, FLEX
 from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
+from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
+from deployments.http.chat.conversation import question, turns
+from deployments.http.chat.schema import Body, ChatRequest, CompletionBody, ScoreBody
+from deployments.http.chat.search_settings import Planner, default_of, notes
 from deployments.http.choices import ChoiceOptions
-from deployments.http.conversation import question, turns
 from deployments.http.fields import MAX_NAMED, unknown_notes
-from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
-from deployments.http.schema import Body, ChatRequest, CompletionBody, ScoreBody
-from deployments.http.side_calls import NOTE, as_side_call, is_side_call
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob

@@ -6,12 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from deployments.admission.body import TAG
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
-from deployments.http.fields import RESPONSES_FIELDS, parsed
-from deployments.http.schema import (
+from deployments.http.chat.schema import (
     MAX_METADATA,
     MAX_TEMPLATE_KWARGS,
     MAX_TOP_K,
@@ -24,6 +22,8 @@ from deployments.http.schema import (
     Unread,
     text_of,
 )
+from deployments.http.fields import RESPONSES_FIELDS, parsed
+from deployments.http.json_body import TAG
 
 Turn = dict[str, str | None]
 """``role`` and ``content``."""

@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 from deployments.admission.errors import Busy
 from deployments.http.endpoint import KeptHere
 from deployments.http.errors import api_error
-from deployments.http.kept import After, Limit, StoreAccess, page
 from deployments.http.replies import DONE, dumps, json_response
+from deployments.http.store_access import After, Limit, StoreAccess, page
 from deployments.http.streaming import EventStream, sse
 from deployments.store import Events, Search, SearchEnd
 

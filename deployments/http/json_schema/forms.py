@@ -7,7 +7,7 @@ texts, or fewer: an answer that is held to it satisfies what the client sent.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from deployments.http.json_schema_references import Pointer, fragment_of
+from deployments.http.json_schema.references import Pointer, fragment_of
 
 Json = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Checks the JSON schema of an answer before a search begins, and writes it as the engine reads it.
 
 Supported is the part of JSON Schema to which vLLM's grammars (xgrammar 0.2) hold a text, within bounds that keep
-compiling a grammar to milliseconds, and what says the same in other forms (`json_schema_forms`). A keyword that would
+compiling a grammar to milliseconds, and what says the same in other forms (`forms`). A keyword that would
 have to hold and cannot is refused, since xgrammar ignores some in silence. One that constrains nothing is left out.
 """
 
@@ -12,10 +12,10 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain, count
 from typing import Any, NamedTuple
 
-from deployments.admission.body import Path, dotted
 from deployments.admission.errors import BadRequest
 from deployments.http.fields import MAX_UNKNOWN, nearest
-from deployments.http.json_schema_forms import (
+from deployments.http.json_body import Path, dotted
+from deployments.http.json_schema.forms import (
     ANNOTATIONS,
     TYPES,
     Json,
@@ -24,9 +24,9 @@ from deployments.http.json_schema_forms import (
     types_of,
     types_of_values,
 )
-from deployments.http.json_schema_inheritance import as_one_object
-from deployments.http.json_schema_keywords import ALONE, COMBINED, DEFINITIONS, KEYWORDS, RANGES, READ, UNHELD
-from deployments.http.json_schema_references import Pointer, References
+from deployments.http.json_schema.inheritance import as_one_object
+from deployments.http.json_schema.keywords import ALONE, COMBINED, DEFINITIONS, KEYWORDS, RANGES, READ, UNHELD
+from deployments.http.json_schema.references import Pointer, References
 
 MAX_CHARS = 16_384
 """Maximum length of a schema as compact JSON. For the engine it may be twice as long, since what references name is

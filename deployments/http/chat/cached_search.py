@@ -7,8 +7,8 @@ from starlette.datastructures import Headers
 
 from deployments.admission.auth import key_of
 from deployments.config import KeyRecord
+from deployments.http.chat.schema import ChatRequest
 from deployments.http.endpoint import Endpoint
-from deployments.http.schema import ChatRequest
 from deployments.http.streaming import Searching
 from deployments.service.answer_cache import MAX_EVENTS, AnswerCache, Question, ShownEvent, digest_of
 from deployments.service.places import Place

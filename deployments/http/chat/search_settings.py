@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from deployments.admission.body import refused
 from deployments.admission.errors import BadRequest, NotFound
 from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
+from deployments.http.chat.schema import ChatRequest
 from deployments.http.fields import nearest, unknown_field
-from deployments.http.schema import ChatRequest
+from deployments.http.json_body import refused
 from search.budget import Budget
 from search.ports import Sampling, StopCondition
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search

@@ -16,10 +16,11 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.admission.body import read_by, validated
+from deployments.admission.body_threads import read_by
 from deployments.admission.errors import BadRequest, Busy, EndsEngines
 from deployments.admission.proxy import WORK
 from deployments.admission.service_tier import flex_unless_said
+from deployments.http.json_body import validated
 
 PATIENCE_S = 3600.0
 """Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""

@@ -6,8 +6,8 @@ from typing import Any
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, choices
 from deployments.http.replies import Data, Head, Json, search_block, step_event, step_line, token_logprobs, usage
-from deployments.http.responses_schema import ResponsesRequest
-from deployments.http.summary import summary_of
+from deployments.http.responses.schema import ResponsesRequest
+from deployments.http.responses.summary import summary_of
 from deployments.store import LOST, ResponseRecord, SearchEnd, SearchStatus
 from search.run.report import SearchOutcome, StepScored, StepsPruned
 from search.settings import SearchSettings

@@ -9,11 +9,11 @@ from sse_starlette import ServerSentEvent
 
 from deployments.admission.errors import BadRequest
 from deployments.http.errors import api_error
-from deployments.http.kept import StoreAccess
 from deployments.http.replies import Json
-from deployments.http.responses import ResponseEvents, ended_response, search_id_of
-from deployments.http.responses_schema import Turn
-from deployments.http.searches import events_and_end
+from deployments.http.responses.reply import ResponseEvents, ended_response, search_id_of
+from deployments.http.responses.schema import Turn
+from deployments.http.searches.stored_searches import events_and_end
+from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import sse
 from deployments.store import Damaged, NotThere, ResponseRecord, Search, SearchEnd, Searches
 

@@ -12,9 +12,9 @@ from starlette.types import Receive, Scope, Send
 from deployments.admission.errors import ApiError
 from deployments.admission.stopping import Stopping
 from deployments.http.errors import api_error
-from deployments.http.kept import StoreAccess
 from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
-from deployments.http.responses import Responses
+from deployments.http.responses.reply import Responses
+from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import Searching, SearchStream, StreamFormat
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob

@@ -19,8 +19,8 @@ from pydantic import TypeAdapter
 from cluster.client.errors import Refused
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
-from deployments.http import kept_responses
-from deployments.http.kept import StoreAccess
+from deployments.http.responses import stored_responses
+from deployments.http.store_access import StoreAccess
 from deployments.store import Store, StoreSettings
 from deployments.store.records import new_id
 from deployments.telemetry.context import CLIENT_KEY
@@ -201,7 +201,7 @@ class TestConversations:
         assert await code("resp_1") == "previous_response_not_found"
         assert await code(chain[0], OTHER) == "previous_response_not_found"
         with monkeypatch.context() as patch:
-            patch.setattr(kept_responses, "MAX_TURNS", 2)
+            patch.setattr(stored_responses, "MAX_TURNS", 2)
             assert await code(chain[2]) == "conversation_too_long"
             assert (await client.responses.create(**ASKED, previous_response_id=chain[1])).status == "completed"
         kept.live.change(

@@ -16,12 +16,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from deployments.admission.body import TAG
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
-from deployments.http.json_schema import CheckedSchema, checked_schema
+from deployments.http.json_body import TAG
+from deployments.http.json_schema.checked_schema import CheckedSchema, checked_schema
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 

@@ -1,31 +1,18 @@
 """Parses and validates request bodies: strict JSON, valid text, and the path of the first invalid field."""
 
-import asyncio
 import json
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 
-from deployments.admission.errors import BadRequest, Busy, UnsupportedMedia
-from search.tools.fair_threads import FairThreads, ThreadsFull
+from deployments.admission.errors import BadRequest, UnsupportedMedia
 from search.tools.json_number import json_number
 
-T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
-
-INLINE_BYTES = 4096
-"""Longest body processed on the event loop. Parsing, validating, templating and tokenizing a megabyte takes up to
-a second, so longer bodies go to a thread."""
-WAITING_BYTES = 64 << 20
-"""Maximum size of all bodies that the threads process or that wait for them. One client alone gets half of it."""
-WAIT_S = 30.0
-"""Longest time of one body in the threads, its wait included."""
-_THREADS = FairThreads(2, WAITING_BYTES, "requests")
 
 MAX_FIELDS = 1000
 """Maximum fields of one JSON object. No valid request has more, and pydantic builds an error for every unknown field
@@ -38,28 +25,6 @@ MAX_ELEMENTS = 250_000
 TAG = "«"
 """Prefix of the names of union members. pydantic puts these names into an error's path; `dotted` removes them,
 because no client would recognize them."""
-
-
-async def read_by(work: Callable[[bytes], T], body: bytes, client: str) -> T:
-    """Returns ``work(body)``; see `by_size`."""
-    return await by_size(partial(work, body), len(body), client)
-
-
-async def by_size(work: Callable[[], T], size: int, client: str) -> T:
-    """Returns ``work()``; runs it in a thread if it processes more than `INLINE_BYTES`. Clients take turns there.
-
-    Raises:
-        Busy: too many long bodies wait, of the client or of all, or the work was not done in time.
-    """
-    if size <= INLINE_BYTES:
-        return work()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            return await _THREADS.run(client, work, size)
-    except ThreadsFull:
-        raise Busy("too many long bodies are being read; send fewer at a time", "bodies") from None
-    except TimeoutError:
-        raise Busy(f"the body was not read within {WAIT_S:.0f} s; send shorter ones, or fewer", "bodies") from None
 
 
 def check_media(headers: Headers) -> None:

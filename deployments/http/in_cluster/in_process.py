@@ -5,7 +5,7 @@ from starlette.types import ASGIApp
 
 from deployments.admission.auth import ApiKeys, AsJob
 from deployments.admission.errors import Unauthorized
-from deployments.http.cached_search import NO_STORE
+from deployments.http.chat.cached_search import NO_STORE
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and complete body."""

@@ -12,12 +12,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from deployments.admission.body import check_encoding, fault_in_text
 from deployments.admission.errors import BadRequest, Unavailable, UnsupportedMedia
 from deployments.admission.limits import arriving, check_declared
 from deployments.http.endpoint import KeptHere
-from deployments.http.kept import After, StoreAccess, page
+from deployments.http.json_body import check_encoding, fault_in_text
 from deployments.http.replies import json_response
+from deployments.http.store_access import After, StoreAccess, page
 from deployments.store import FileRecord
 
 logger = logging.getLogger("banyan.http")

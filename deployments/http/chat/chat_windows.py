@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from deployments.config import ChatWindow, SideCallSettings
-from deployments.http.schema import ChatRequest
+from deployments.http.chat.schema import ChatRequest
 from search.settings import SHARED_SETTINGS
 
 

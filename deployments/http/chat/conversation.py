@@ -5,7 +5,7 @@ from itertools import takewhile
 
 from deployments.admission.errors import BadRequest
 from deployments.config import PromptSettings
-from deployments.http.schema import Message
+from deployments.http.chat.schema import Message
 
 Turn = dict[str, str]
 """``role`` and ``content``."""

@@ -1,0 +1,1 @@
+"""JSON schemas of answers: checked, and written as the engine reads them."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: requests, replies, stored responses and their routes."""
