@@ -102,8 +102,24 @@ class Ahead(NamedTuple):
     """Parents whose paths end in a thought, each with its mark: a box in a thought ends no path."""
 
 
+class AheadSamples(NamedTuple):
+    """What a replica has to know to write solutions of later rounds of this search before it asks for them, as `Ahead`
+    for single steps."""
+
+    seed: int
+    """As in `Ahead`."""
+    first: int
+    """Index below the root of the first solution that this call does not ask for."""
+    number: int
+    """Number of solutions that the search may still ask for, from ``first`` on."""
+    tokens: int
+    """Most tokens of a solution."""
+
+
 class ExpandRequest(NamedTuple):
-    """All branches that a search requests from one generator replica in one call."""
+    """All branches that a search requests from one generator replica in one call. Without any, it says that the search
+    asks for nothing more: what was written ahead for it is given up, and its tokens are in the one group of the
+    reply."""
 
     search_id: str
     expansions: tuple[ExpandItem, ...]
@@ -121,7 +137,7 @@ class ExpandRequest(NamedTuple):
     json_schema: str = ""
     """A JSON schema, as JSON, that what is written satisfies unless a limit cuts it off; empty: any text. Only for
     whole solutions from the root."""
-    ahead: Ahead | None = None
+    ahead: Ahead | AheadSamples | None = None
     """For writing children ahead; None: there are none to expect."""
 
 
@@ -159,6 +175,9 @@ class ChildGroup(NamedTuple):
     headroom: Headroom | None = None
     unused_tokens: int = 0
     """Tokens written ahead for this search and given up since the last group."""
+    samples_ahead: int = 0
+    """In the last group of a call: number of solutions of later rounds that the replica has begun. It begins no more
+    until the next call."""
 
 
 class ScoreItem(NamedTuple):

@@ -26,6 +26,7 @@ from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
 from search.ports import (
+    AheadSamples,
     Branch,
     Child,
     ChildGroup,
@@ -242,7 +243,7 @@ class SimulatedGenerator:
         self._queue = RequestQueue(costs.max_num_seqs, self._clamp)
         self._feeding: asyncio.Task[None] | None = None
         self._lengths = {condition: StepLengths() for condition in StopCondition}
-        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths[StopCondition.STEP], _abort, device)
+        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths, _abort, device)
         self.ongoing = 0
         """Open calls, which Serve's routers compare."""
         self.written_tokens = 0
@@ -264,6 +265,8 @@ class SimulatedGenerator:
         Raises:
             GeneratorError: branches are missing at the deadline.
         """
+        if isinstance(request.ahead, AheadSamples):
+            request = request._replace(ahead=None)  # Only steps are written ahead here.
         call = _Call(request)
         self.ongoing += 1
         if self._feeding is None:

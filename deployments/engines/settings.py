@@ -370,5 +370,6 @@ class GeneratorSettings(EngineSettings):
     write_ahead: WriteAheadSetting = Field(
         "auto",
         description="How many children an idle replica generates before their search asks for them, as a multiple "
-        "of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none.",
+        "of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none, and no solutions "
+        "of later rounds of a vote either.",
     )

@@ -85,6 +85,9 @@ class WholeSolutions(Strategy):
                 if node.status is NodeStatus.TERMINAL:
                     tree.answer_of(node)
 
+    def later_samples(self, tree: SearchTree) -> int | None:
+        return None if self.risk is None else self.n - tree.root.asked
+
     @property
     def _round_ends(self) -> list[int]:
         """The number of solutions requested by the end of each round, ``n`` at last."""

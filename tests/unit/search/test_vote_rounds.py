@@ -1,15 +1,16 @@
 """Votes in rounds: what is written, and when the search stops, follows from the solutions alone."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from search_fakes import search
+from search_fakes import Bench, FakeGenerator, search
 
-from search.run.report import RoundStarted
+from search.ports import AheadSamples, ChildGroup, ExpandRequest
+from search.run.report import RoundStarted, SearchOutcome
 from search.settings import parse_search
 from search.snapshot import tree_as_json
 from search.strategies.solutions import whole_solutions
@@ -152,6 +153,58 @@ def test_weights_without_a_bound_never_stop_a_vote(weight: float, monkeypatch: p
     monkeypatch.setattr(whole_solutions, "path_score", lambda node, how: weight if node.id == (3,) else 1.0)
     tree = written(["5"] * 3 + ["6"] + ["5"] * 8, [0.5] * 12)
     assert next_round(BestOfN(n=16, risk=0.5), tree) == 4
+
+
+class Ahead(FakeGenerator):
+    """Says with the last solution of a call that all later ones are begun, and that they cost two tokens each."""
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        missing = sum(len(item.branches) for item in request.expansions)
+        if not missing:
+            yield ChildGroup((), None, 2 * self.begun)
+        async for group in super().expand(request):
+            missing -= len(group.children)
+            self.begun = request.ahead.number if isinstance(request.ahead, AheadSamples) and not missing else 0
+            yield group._replace(samples_ahead=self.begun)
+
+
+async def ahead_of(given: dict[str, Any]) -> tuple[list[ExpandRequest], SearchOutcome]:
+    bench = Bench(variety=1)
+    bench.generator = Ahead(variety=1)
+    outcome = await bench.search({"strategy": "self_consistency", "n": 16, "max_path_tokens": 60} | given)
+    return bench.generator.requests, outcome
+
+
+async def test_a_generator_is_told_which_solutions_later_rounds_may_ask_for() -> None:
+    requests, outcome = await ahead_of({"risk": 0.0, "rounds": [4, 4, 2], "seed": 7})
+    assert [request.ahead for request in requests[:3]] == [
+        AheadSamples(7, 4, 12, 60),
+        AheadSamples(7, 8, 8, 60),
+        AheadSamples(7, 10, 6, 60),
+    ]
+    assert outcome.cost.expand_calls == 3, "nine equal answers, and at most six others"
+
+
+async def test_what_was_written_ahead_of_a_decided_vote_is_given_up_and_counted() -> None:
+    requests, outcome = await ahead_of({"risk": 0.5})
+    assert [len(request.expansions) for request in requests] == [1, 0]
+    assert outcome.cost.unused_tokens == 2 * 12
+
+
+async def test_after_the_last_round_nothing_is_left_to_give_up() -> None:
+    requests, outcome = await ahead_of({"risk": 0.0, "rounds": [4]})
+    assert [request.ahead for request in requests] == [AheadSamples(7, 4, 12, 60), AheadSamples(7, 16, 0, 60)]
+    assert outcome.cost.unused_tokens == 0
+
+
+async def test_without_rounds_no_solutions_are_written_ahead() -> None:
+    requests, _ = await ahead_of({})
+    assert [request.ahead for request in requests] == [None]
+
+
+async def test_no_more_solutions_are_written_ahead_than_the_budget_has_tokens_for() -> None:
+    requests, _ = await ahead_of({"risk": 0.0, "rounds": [4], "budget": {"tokens": 60 * 7 + 59}})
+    assert requests[0].ahead == AheadSamples(7, 4, 3, 60)
 
 
 @pytest.mark.parametrize(
