@@ -185,8 +185,11 @@ class WriteAhead:
         rounds that are over are dropped when they come first, or when there are too many."""
         self._prune_above = PRUNE_ABOVE
         self._numbers = count()
-        self._turn_s = self.call_s = 0.0
-        """Moving averages: the time from the end of a search's call to its next one, and the time of a call."""
+        self._turn_s = dict.fromkeys(StopCondition, 0.0)
+        """Moving averages of the time from the end of a search's call to its next one. A turn of a search for single
+        steps says nothing of a vote's, which ends with the rewards of whole solutions or with none."""
+        self.call_s = 0.0
+        """Moving average of the time of a call for single steps."""
         self._begun = self._adopted = self._adopted_finished = self._unused_tokens = 0
         queue.ahead = self
 
@@ -195,10 +198,10 @@ class WriteAhead:
         """Children to begin, as a multiple of those that a step may expect; 0: none."""
         if not isinstance(self.setting, str):
             return self.setting
-        device = self._device
-        if self.setting == "off" or self._turn_s < device.least_turn_s:
+        device, turn_s = self._device, self._turn_s[StopCondition.STEP]
+        if self.setting == "off" or turn_s < device.least_turn_s:
             return 0.0
-        share = min(1.0, self._turn_s / self.call_s) if self.call_s else 0.0
+        share = min(1.0, turn_s / self.call_s) if self.call_s else 0.0
         return device.least_extent + (device.most_extent - device.least_extent) * share
 
     @property
@@ -234,24 +237,25 @@ class WriteAhead:
         Args:
             params: parameters of every branch but for seed and length.
         """
-        steps_only = self.setting == "auto" and math.isinf(self._device.least_turn_s)
-        if request.ahead is None or self.setting == "off" or (steps_only and isinstance(request.ahead, Ahead)):
+        no_steps = self.setting == "auto" and math.isinf(self._device.least_turn_s)
+        if request.ahead is None or self.setting == "off" or (no_steps and isinstance(request.ahead, Ahead)):
             if (known := self._searches.get(request.search_id)) is not None:
                 self._forget(known)  # it asks for other children now
             yield None
             return
-        began = time.monotonic()
+        began, kind = time.monotonic(), request.stop_condition
         search = self._searches.setdefault(request.search_id, SearchAhead(self, request.search_id))
         if search.call_ended is not None:
-            self._turn_s = _averaged(self._turn_s, began - search.call_ended)
+            self._turn_s[kind] = _averaged(self._turn_s[kind], began - search.call_ended)
         search.begins(_Round(request, request.ahead, params))
         try:
             yield search
         except BaseException:
             self._forget(search)
             raise
-        self.call_s = _averaged(self.call_s, time.monotonic() - began)
-        linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
+        if kind is StopCondition.STEP:
+            self.call_s = _averaged(self.call_s, time.monotonic() - began)
+        linger_s = min(max(LINGER_TURNS * self._turn_s[kind], LEAST_LINGER_S), MOST_LINGER_S)
         search.ended(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
 
     @property

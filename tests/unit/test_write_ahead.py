@@ -1,5 +1,6 @@
 """The book of what is written ahead: what is adopted, what is given up, and what it may take from demand."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -1043,6 +1044,31 @@ def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
 
 def test_auto_begins_nothing_where_rewards_come_soon(clock: Clock) -> None:
     assert auto_after(clock, 0.9 * CPU.least_turn_s).extent == 0
+
+
+def test_votes_do_not_change_how_far_auto_goes(clock: Clock) -> None:
+    book = auto_after(clock, 0.5)
+    before = book.extent
+    engine = Engine(clock, setting="auto")
+    engine.book = book
+    engine.queue = book._queue
+    for begin in (0, 4):
+        vote = solutions(engine, range(begin, begin + 4), search_id="vote")
+        clock.pass_time(9.0)
+        vote.write()
+        vote.end()
+    assert book.extent == before > 0
+
+
+def test_nothing_but_solutions_is_written_ahead_where_there_is_no_time_for_steps(clock: Clock) -> None:
+    engine = Engine(clock, setting="auto", device=CPU._replace(least_turn_s=math.inf))
+    steps = Call(engine, search_id="steps").begin(wanted((), 0, PROMPT))
+    assert steps.ahead is None
+    steps.write()
+    steps.end()
+    vote = solutions(engine, range(4))
+    assert written_ahead(engine.start()) == [*range(4, 12)]
+    vote.write()
 
 
 def test_auto_on_a_gpu_begins_from_the_first_step_on(clock: Clock) -> None:
