@@ -523,7 +523,7 @@ class _Search:
             later = self._strategy.later_samples(self._tree)
             if later is None:
                 return None
-            fitting = int(min(later, self._meter.tokens.remaining // request.tokens))
+            fitting = int(min(later, self._meter.tokens.remaining / request.tokens))
             return AheadSamples(self._seed, self._tree.root.asked, fitting, request.tokens)
         expected = self._strategy.expected_children
         if expected is None or self._hook is not None:  # The hook may change a step that others would be written below.
