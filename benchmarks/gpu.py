@@ -1,9 +1,9 @@
-"""Planner, clamp and LMCache on a device, as a table; see docs/gpu.md.
+"""Memory split, clamp and LMCache on a device, as a table; see docs/gpu.md.
 
     python -m benchmarks.gpu my_config.yaml
     python -m benchmarks.gpu serve_config.yaml --memory 24MiB --working 1MiB     on a CPU, to see that the program runs
 
-Three applications run one after the other, each with the planner's split of memory: without clamp and cache, with the
+Three applications run one after the other, each with the same split of memory: without clamp and cache, with the
 clamp, and with both. More clients search at once than fit, and MCTS comes back to old paths.
 """
 
@@ -25,7 +25,7 @@ from cluster.launch.token import ensure_token
 from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Split, draw_problems
 from deployments.startup.environment import set_environment
-from kvstore.memory.planner import TOKENS, Share
+from kvstore.memory.device_memory import TOKENS, Share
 
 ARMS: dict[str, dict[str, Any]] = {
     "neither": {"generator": {"clamp": "off"}, "cache": {"enabled": False}},

@@ -1,8 +1,8 @@
-"""Behaviour past capacity: how fast requests without a place are refused, and what that costs accepted requests.
+"""Behaviour past capacity: how fast requests without a slot are refused, and what that costs accepted requests.
 
     python -m benchmarks.overload
 
-Against the served application with 64 places: 64 searches alone, then bursts of 640 requests, then 64 constant searches
+Against the served application with 64 slots: 64 searches alone, then bursts of 640 requests, then 64 constant searches
 beside a steady stream of further requests. Every twentieth request has a prompt of a megabyte, and clients that send
 one byte a second are connected meanwhile. The client uses raw sockets on the same machine; its own delay is in every
 figure and is recorded.
@@ -169,19 +169,19 @@ class Burst(NamedTuple):
 
 
 async def full_house(requests: Requests) -> list[Reply]:
-    """Runs as many searches at once as there are places."""
+    """Runs as many searches at once as there are slots."""
     return list(await asyncio.gather(*(requests.searched() for _ in range(PLACES))))
 
 
 async def burst(requests: Requests) -> Burst:
-    """Sends ten times as many requests at once as there are places."""
+    """Sends ten times as many requests at once as there are slots."""
     slow = [asyncio.create_task(requests.slow()) for _ in range(SLOW)]
     replies = await asyncio.gather(*(requests.searched(long_too=True) for _ in range(BURST)))
     return Burst(list(replies), list(await asyncio.gather(*slow)))
 
 
 async def steady(requests: Requests, seconds: float) -> Burst:
-    """Keeps all places busy, and sends `STEADY_PER_S` further requests a second."""
+    """Keeps all slots busy, and sends `STEADY_PER_S` further requests a second."""
     until = time.perf_counter() + seconds
     house = [asyncio.create_task(search_until(requests, until)) for _ in range(PLACES)]
     await asyncio.sleep(1.0)

@@ -26,8 +26,8 @@ from deployments.store import Store, StoreSettings
 from search.budget import MAX_SECONDS
 
 MAX_REQUESTS = 16_384
-"""Requests that Serve passes to one controller at a time, far more than it has places. The controller itself refuses a
-request without a place, at once and with an OpenAI error. Requests held back by Serve would only wait to be refused,
+"""Requests that Serve passes to one controller at a time, far more than it has slots. The controller itself refuses a
+request without a slot, at once and with an OpenAI error. Requests held back by Serve would only wait to be refused,
 and /health would wait with them."""
 ENGINE_DRAIN_S = 10.0
 """Default time in which an engine's replica may finish its calls before it is stopped."""

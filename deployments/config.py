@@ -36,22 +36,22 @@ from search.tools.import_path import imported_async_function, imported_function
 
 
 class LimitSettings(Settings):
-    """Caps no request may pass."""
+    """Upper limits of one request."""
 
-    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 24, description="Size of a request body, bytes.")
-    n: int = Field(256, ge=1, le=256, description="Width of a search.")
-    depth: int = Field(100, ge=1, le=100, description="Steps on a path.")
-    step_tokens: int = Field(2048, ge=1, description="Tokens of one step.")
-    tokens: int = Field(1_000_000, ge=1, description="Generated tokens of one request.")
-    nodes: int = Field(100_000, ge=1, description="Nodes of a search tree.")
-    seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall-clock time of one request, seconds.")
+    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 24, description="Maximum size of a request body, bytes.")
+    n: int = Field(256, ge=1, le=256, description="Maximum width (n) of a search.")
+    depth: int = Field(100, ge=1, le=100, description="Maximum number of steps on a path.")
+    step_tokens: int = Field(2048, ge=1, description="Maximum tokens of one step.")
+    tokens: int = Field(1_000_000, ge=1, description="Maximum generated tokens of one request.")
+    nodes: int = Field(100_000, ge=1, description="Maximum number of nodes in a search tree.")
+    seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall-clock limit of one request, seconds.")
 
 
 class QueueSettings(Settings):
-    """Where requests wait that find all places taken.
+    """The queue for requests that find all slots taken.
 
-    None by default: who is refused knows at once and can ask another replica or endpoint, and clients of OpenAI's try
-    again by themselves; what waits here adds to the latency of those that are let in.
+    Off by default: a refused client knows at once and can try another replica or endpoint, and OpenAI's clients retry
+    by themselves. A queue adds to the latency of all requests behind it.
     """
 
     places: int = Field(0, ge=0, le=4096, description="Maximum queue length, requests per replica.")
@@ -96,14 +96,14 @@ EFFORTS: dict[str, dict[str, Any]] = {
 
 
 class Example(Settings):
-    """A question and the answer that is wanted for it."""
+    """A question and the answer that the model should give."""
 
     question: str = Field(min_length=1)
     answer: str = Field(min_length=1)
 
 
 class PromptSettings(Settings):
-    """What the generator reads before the client's messages."""
+    """Text that the generator reads before the client's messages."""
 
     system: str | None = Field(None, min_length=1, description="System message of every prompt.")
     client_system: Literal["append", "replace", "refuse"] = Field(
@@ -137,9 +137,9 @@ def _one_line(text: str) -> str:
 
 
 class SideCallSettings(Settings):
-    """How the side calls of chat windows are recognized: prompts of their own beside the user's questions, for a title,
-    tags or what to ask next. Where they are set, `{}` at the least, side calls get strategy greedy in place of
-    default_search; a request with a search field, an alias or n above 1 is none."""
+    """How side calls are recognized: requests that a chat front end makes by itself, for a title, tags or follow-up
+    questions. If set (`{}` is enough), side calls run strategy greedy instead of default_search. A request with a
+    search field, an alias or n above 1 is never a side call."""
 
     clients: tuple[ChatWindow, ...] = Field(
         ("open-webui", "librechat", "lobe-chat"),
@@ -154,8 +154,8 @@ class SideCallSettings(Settings):
 
 
 class AnswerCacheSettings(Settings):
-    """Answers that a controller keeps in memory and gives again ([answer_cache.md](answer_cache.md)). Off unless set;
-    ``{}`` turns it on."""
+    """A cache of answers in the controller's memory ([answer_cache.md](answer_cache.md)). Off unless set; ``{}`` turns
+    it on."""
 
     seconds: float = Field(3600.0, gt=0, le=30 * 86_400, description="Time to live of a cached answer, seconds.")
     memory_bytes: int = Field(
@@ -181,7 +181,7 @@ class AnswerCacheSettings(Settings):
         0.5,
         gt=0,
         le=30,
-        description="Timeout of an embedding call, seconds; after it the question is searched for as if it were new.",
+        description="Timeout of an embedding call, seconds; after it the question counts as new.",
     )
 
     @field_validator("embedding")
@@ -337,7 +337,7 @@ class ControllerSettings(Settings):
 
     @property
     def most_inside(self) -> int:
-        """Maximum number of requests that work or wait for a place, per replica."""
+        """Maximum number of requests that work or wait for a slot, per replica."""
         return self.searches + self.queue.places
 
     def changed(self, given: Mapping[LiveName, Any]) -> "ControllerSettings":
@@ -393,7 +393,7 @@ Network = Annotated[str, Field(max_length=64), AfterValidator(_is_network)]
 
 
 class HttpSettings(Settings):
-    """The endpoint."""
+    """The HTTP endpoint."""
 
     api_keys_file: Path | None = Field(
         None,
@@ -430,7 +430,7 @@ class HttpSettings(Settings):
 
 
 class TracingSettings(Settings):
-    """Where spans go, by OTLP over HTTP. What is not said here is asked of the ``OTEL_*`` variables."""
+    """Export of spans by OTLP over HTTP. All other options come from the ``OTEL_*`` environment variables."""
 
     endpoint: str | None = Field(
         None,
@@ -441,7 +441,7 @@ class TracingSettings(Settings):
 
 
 class TelemetrySettings(Settings):
-    """Metrics, traces, logs."""
+    """Metrics, traces and logs."""
 
     metrics: bool = Field(True, description="Export Banyan's metrics (docs/monitoring.md) through Ray.")
     engine_metrics: bool = Field(False, description="Export vLLM's own metrics too, at some cost in throughput.")
@@ -455,7 +455,7 @@ UNSEEN = TelemetrySettings(metrics=False, search_log=False)
 
 
 class AppConfig(Settings):
-    """Everything ``serve_config.yaml`` may set under ``args``."""
+    """All settings of an application, under ``args`` of ``serve_config.yaml``."""
 
     generator: GeneratorSettings = GeneratorSettings()
     prm: PrmSettings = StepHeadSettings()
@@ -463,7 +463,11 @@ class AppConfig(Settings):
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
-    log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "WARNING"
+    log_level: str = Field(
+        "WARNING",
+        pattern="^(DEBUG|INFO|WARNING|ERROR)$",
+        description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
+    )
 
     @property
     def search_context(self) -> int:
@@ -484,7 +488,8 @@ class AppConfig(Settings):
     def missing_models(self) -> list[str]:
         """A line for each model directory or file that is not on this machine, with the path of its setting."""
         return [
-            f"{name}.{setting}: no model in the directory {path}; a hub id, or a directory with {CONFIG_FILES[setting]}"
+            f"{name}.{setting}: there is no model in the directory {path}: give a hub id, or a directory with "
+            f"{CONFIG_FILES[setting]}"
             for name, engine in self.engines.items()
             for setting, path in engine.missing_models.items()
         ] + [
@@ -495,11 +500,11 @@ class AppConfig(Settings):
 
 
 class KeyLimits(Settings):
-    """What one key may use, at each controller replica. Not given: what the controller's own limits leave."""
+    """Limits of one key at each controller replica. Unset: the controller's own limits hold."""
 
     places: int | None = Field(None, ge=1, description="Slots: concurrent requests of the key.")
     tokens_per_minute: int | None = Field(
-        None, ge=1, description="Tokens per minute, of prompts and of everything generated for them."
+        None, ge=1, description="Tokens per minute: prompts and all generated tokens."
     )
     tokens: int | None = Field(None, ge=1, description="Generated tokens of one request.")
 
@@ -516,7 +521,7 @@ class KeyRecord(Settings):
 
 
 class ControllerUserConfig(Settings):
-    """What ``user_config`` of SearchController may say: it changes while the application serves."""
+    """Settings of SearchController's ``user_config``, which can change while the application serves."""
 
     keys: tuple[KeyRecord, ...] = Field((), description="All accepted API keys; empty: requests need none.")
     controller: dict[LiveName, Any] = Field(

@@ -22,10 +22,10 @@ from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.in_cluster.in_process import Answer, InProcessEndpoint
+from deployments.http.in_cluster.in_process import InProcessEndpoint, Reply
 from deployments.http.in_cluster.ray_data_rows import reply_to
 from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
@@ -34,9 +34,9 @@ from deployments.scaling.pressure import PRESSURE
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.places import Places
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
+from deployments.service.slots import Slots
 from deployments.service.suspects import Suspects
 from deployments.startup.access import (
     AccessError,
@@ -126,19 +126,19 @@ class SearchControllerReplica:
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue
         freed = self._garbage.place_freed
-        places = Places(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
-        self._service = SearchService(environment, places, controller.limits.seconds, searches.observed, suspects)
+        slots = Slots(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
+        self._service = SearchService(environment, slots, controller.limits.seconds, searches.observed, suspects)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
         self._schemas = SchemaCosts(lambda: encoder.spelling)
-        self._telemetry.start(places, self._loop_delay, self._answers)
+        self._telemetry.start(slots, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
             live=self._live,
-            jobs=Jobs(config, self._live, Planner.of(config), encoder),
+            jobs=Jobs(config, self._live, SettingsResolver.of(config), encoder),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),
@@ -162,10 +162,10 @@ class SearchControllerReplica:
         """Called by Serve after the constructor."""
         return self._app(self._keys)
 
-    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
+    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Reply:
         """Returns the endpoint's complete answer to a request: status, headers and body.
 
-        For jobs on the cluster, which need neither HTTP nor a key. They compete for places with all other requests and
+        For jobs on the cluster, which need neither HTTP nor a key. They compete for slots with all other requests and
         together count as one client. A request with an ``owner``, such as a batch's, has the limits and the cache salt
         of the owner's API key.
 
@@ -213,8 +213,8 @@ class SearchControllerReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool autoscales; see `deployments.scaling.pressure`."""
-        places = self._service.places
-        return {PRESSURE: (places.held + places.waiting) / places.count}
+        slots = self._service.slots
+        return {PRESSURE: (slots.held + slots.waiting) / slots.count}
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests and waits for those at work. A request that is not done within ``grace_s`` seconds is
@@ -228,7 +228,7 @@ class SearchControllerReplica:
         )
         return {
             "searches": self._service.running,
-            "queued": self._service.places.waiting,
+            "queued": self._service.slots.waiting,
             "loop_delay_s": round(self._loop_delay.seconds, 3),
             **({"batches": await self._batch_status(self._batches)} if self._batches else {}),
             **{

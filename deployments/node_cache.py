@@ -110,7 +110,7 @@ class NodeCache:
                 if self._is_over(time.monotonic() - last_used):
                     break
             except Exception:  # Ray's head or Serve's controller is unreachable: retried
-                logger.debug("cannot tell whether the cache server is wanted", exc_info=True)
+                logger.debug("cannot tell whether the cache server is still needed", exc_info=True)
         self._keeper.stop()
         with suppress(Exception):  # Ray's head is unreachable
             ray.kill(self._me)  # Ray would restart the actor if its process only ended

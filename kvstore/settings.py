@@ -23,10 +23,10 @@ _OWN_SERVER_SETTINGS = ("l1_size_gb", "l2_adapters", "lmcache_args", "idle_s", "
 
 
 class CacheSettings(BaseModel):
-    """One LMCache server per node, shared by every generator replica on it: Banyan's, or one that is there (``host``).
+    """One LMCache server per node, shared by its generator replicas: started by Banyan, or an existing one (``host``).
 
-    ``l2_adapters`` and ``lmcache_args`` reach the server's command line, where every user of the machine can read them:
-    no secrets there.
+    ``l2_adapters`` and ``lmcache_args`` must not contain secrets: they become part of the server's command line, which
+    every user of the machine can read.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -124,5 +124,7 @@ class CacheSettings(BaseModel):
             raise ValueError(f"{' and '.join(lacking)}: must be given with host, whose server Banyan does not start")
         unset = type(self)()
         if given := [name for name in _OWN_SERVER_SETTINGS if getattr(self, name) != getattr(unset, name)]:
-            raise ValueError(f"{', '.join(given)}: of a server that Banyan starts, not of an existing one (host)")
+            raise ValueError(
+                f"{', '.join(given)}: only for a server that Banyan starts, not for an existing one (host)"
+            )
         return self

@@ -16,19 +16,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Made by `scripts/settings_reference.py` from the settings themselves. All of them stand under `args:` of a file like
-`serve_config.yaml`; a wrong value is refused with its path and what is allowed. What may change while the application
-serves is in [operating.md](operating.md).
+Made by `scripts/settings_reference.py` from the settings themselves. All of them belong under `args:` of a file like
+`serve_config.yaml`. An invalid value is refused; the error names its path and what is allowed.
+[operating.md](operating.md) lists the settings that can change without a restart.
 
-Five matter first:
+The most important settings:
 
-| setting | why |
+| setting | meaning |
 |---|---|
-| `generator.model`, `generator.served_name` | what writes, and the name under which clients ask for it |
-| `prm.family`, `prm.model` | what scores ([rewards.md](rewards.md)) |
-| `kv_cache_memory_bytes` of `generator` and `prm` | how many branches fit; `banyan plan` says how to split a device |
-| `replicas` of `generator` and `prm` | how many engines: `{min_replicas: 2, max_replicas: 4}` |
-| `controller.searches` | how many requests are at work at once; past it 429 |
+| `generator.model`, `generator.served_name` | the model that writes the steps, and its name for clients |
+| `prm.family`, `prm.model` | the model that scores the steps ([rewards.md](rewards.md)) |
+| `kv_cache_memory_bytes` of `generator` and `prm` | KV memory, which limits concurrent branches (see `banyan plan`) |
+| `replicas` of `generator` and `prm` | number of engines: `{min_replicas: 2, max_replicas: 4}` |
+| `controller.searches` | concurrent requests of a controller replica; beyond it 429 |
 """
 BOUNDS = {
     "minimum": "≥ {}",
@@ -85,9 +85,9 @@ class _Reference:
             if name not in same and name != "family" and not _nodes(field, self._known)
         ]
         if same:
-            yield f"As of the generator: {', '.join(f'`{name}`' for name in same)}.\n"
+            yield f"Same as for the generator: {', '.join(f'`{name}`' for name in same)}.\n"
         if rows:
-            yield "| setting | default | allowed | |\n|---|---|---|---|"
+            yield "| setting | default | allowed | meaning |\n|---|---|---|---|"
             yield "\n".join(rows) + "\n"
 
 

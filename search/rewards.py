@@ -58,17 +58,19 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> RewardRow
     try:
         rows = [list(row) for row in rewards]
     except TypeError:
-        raise ScorerError(f"{source} gave {reprlib.repr(rewards)} for rewards") from None
+        raise ScorerError(f"{source} returned {reprlib.repr(rewards)} instead of rewards") from None
     if len(rows) != len(wanted):
-        raise ScorerError(f"{source} gave rewards for {len(rows)} of {len(wanted)} paths")
+        raise ScorerError(f"{source} returned rewards for {len(rows)} of {len(wanted)} paths")
     for row, steps in zip(rows, wanted, strict=True):
         if len(row) != steps:
-            raise ScorerError(f"{source} gave {len(row)} rewards for {steps} steps")
+            raise ScorerError(f"{source} returned {len(row)} rewards for {steps} steps")
         if all(type(reward) is float and 0.0 <= reward <= 1.0 for reward in row):
             continue  # The common case, and several times faster.
         for reward in row:
             if not is_reward(reward):
-                raise ScorerError(f"{source} gave a reward of {reprlib.repr(reward)}, which is no number in [0, 1]")
+                raise ScorerError(
+                    f"{source} returned the reward {reprlib.repr(reward)}, which is not a number in [0, 1]"
+                )
     checked = RewardRows([float(reward) for reward in row] for row in rows)
     checked.cost = getattr(rewards, "cost", checked.cost)
     return checked

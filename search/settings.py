@@ -90,7 +90,7 @@ class SearchSettings(BaseModel):
         False, strict=True, description="Keep the log-probabilities of all steps in the tree, whatever the strategy."
     )
     score_prefill: bool = Field(
-        True, strict=True, description="Whether rewards of the prefill's steps count in every path's score."
+        True, strict=True, description="Include the rewards of the prefill's steps in every path's score."
     )
     kv_usage: bool = Field(
         False,
@@ -186,7 +186,7 @@ def _nested(flat: Mapping[str, Any], strategies: Catalog) -> dict[str, Any]:
 
 def _unknown_strategy(strategies: Catalog) -> PydanticCustomError:
     known = ", ".join(strategies)
-    return PydanticCustomError("unknown_strategy", "unknown strategy; there are: {known}", {"known": known})
+    return PydanticCustomError("unknown_strategy", "unknown strategy; available: {known}", {"known": known})
 
 
 def _relocated(error: ValidationError) -> ValidationError:

@@ -175,12 +175,14 @@ class TreeView(BaseModel):
         for index, node in enumerate(self.nodes):
             parent = nodes.get(node.id[:-1])
             if len(node.id) > 1 and (parent is None or parent.text is None or parent.status is NodeStatus.TERMINAL):
-                raise ValueError(f"nodes.{index} cannot be where its id says")
+                raise ValueError(
+                    f"nodes.{index}: its id names a position below a node that is missing, not written or terminal"
+                )
             if node.text is None and node.status is NodeStatus.TERMINAL:
-                raise ValueError(f"nodes.{index} is terminal and was never written")
+                raise ValueError(f"nodes.{index} is terminal but has no text")
         for index, node_id in enumerate(self.given_back):
             if node_id in nodes or (len(node_id) > 1 and node_id[:-1] not in nodes):
-                raise ValueError(f"given_back.{index} cannot be where its id says")
+                raise ValueError(f"given_back.{index}: its id is a node's, or its parent is missing")
         return self
 
 
@@ -209,7 +211,7 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
             tree.restore(node.id, node.status, step, node.reward, None, ends=ends, hook=hook)
             tree.restore_given_back(node.id, given_back.get(node.id, []))
         except (KeyError, ValueError) as error:
-            raise ValueError(f"node {list(node.id)} has no place in the tree: {error}") from error
+            raise ValueError(f"node {list(node.id)} cannot be added to the tree: {error}") from error
     tree.restore_repeats()
     return tree
 
@@ -325,7 +327,7 @@ def restore_tree(saved: Any) -> SearchTree:
             )
             tree.restore_given_back(tuple(node.id), given_back.pop(tuple(node.id), []))
         except (KeyError, ValueError) as error:
-            raise ValueError(f"node {node.id} of the saved tree has no place there: {error}") from error
+            raise ValueError(f"node {node.id} of the saved tree cannot be added to it: {error}") from error
     if given_back:
         raise ValueError(
             f"the saved tree has no node {list(next(iter(given_back)))}, below which children were given back"

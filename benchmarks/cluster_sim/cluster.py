@@ -16,7 +16,7 @@ from benchmarks.cluster_sim.processors import Processor, Program
 from deployments.engines.write_ahead import MOST_LINGER_S
 from deployments.scaling.homes import BALANCE, Homes
 from deployments.scaling.pressure import PRESSURE, by_pressure
-from deployments.service.places import NoPlace, Owner, Places
+from deployments.service.slots import NoSlot, Owner, Slots
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer
 from search.run.disposal import Disposal
@@ -268,7 +268,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
         scorers: Pool[AnyScorer],
     ) -> None:
         self.program = Program(processor, calls.controller["wake"])
-        self.places = Places(size.searches)
+        self.slots = Slots(size.searches)
         self.ongoing = 0
         self._costs = calls.controller
         self._generators = generators.handle()
@@ -279,17 +279,17 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
     @property
     def pressure(self) -> float:
         """As `deployments.controller` reports it."""
-        return (self.places.held + self.places.waiting) / self.places.count
+        return (self.slots.held + self.slots.waiting) / self.slots.count
 
     async def search(self, search_id: str, prompt: tuple[int, ...], settings: SearchSettings) -> SearchCost:
         """Runs one search.
 
         Raises:
-            NoPlace: all places are taken.
+            NoSlot: all slots are taken.
         """
         self.ongoing += 1
         try:
-            async with self.places.hold(ANYBODY):
+            async with self.slots.hold(ANYBODY):
                 await self.program.work(self._costs["search"] / 2)
                 tree = SearchTree()
                 free = self._disposal.watch(tree)
@@ -379,7 +379,7 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
                 with self._proxies.call(str(number)) as controller:
                     self.costs.append(await controller.search(str(number), prompt, settings))
                 break
-            except NoPlace as refusal:
+            except NoSlot as refusal:
                 self.refused += 1
                 await asyncio.sleep(refusal.retry_after_s)
         await node.proxy.work(self._calls.proxy["search"] / 2)

@@ -1,7 +1,7 @@
 """Searches without trees: each replays the rounds of a recorded search. A round is a number of branches, then of items.
 
 A generator is not simulated step by step: all of its branches progress at the speed of a step of that batch size. The
-controller's cost of a search is the mean over searches with trees. Places and autoscaling are the real ones.
+controller's cost of a search is the mean over searches with trees. Slots and autoscaling are the real ones.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from benchmarks.cluster_sim.cluster import ANYBODY, AtHome, ClusterSize, Control
 from benchmarks.cluster_sim.costs import EngineCosts
 from benchmarks.cluster_sim.processors import OwnCores, ProcessorSharing, Program, settle
 from benchmarks.cluster_sim.workload import Problem
-from deployments.service.places import NoPlace, Places
+from deployments.service.slots import NoSlot, Slots
 
 
 class Round(NamedTuple):
@@ -136,7 +136,7 @@ class FlowController:
         self, size: ControllerSize, means: Means, generators: Pool[FlowGenerator], scorers: Pool[FlowScorer]
     ) -> None:
         self.program = Program(OwnCores())
-        self.places = Places(size.searches)
+        self.slots = Slots(size.searches)
         self.ongoing = 0
         self._means = means
         self._generators = generators.handle()
@@ -144,13 +144,13 @@ class FlowController:
 
     @property
     def pressure(self) -> float:
-        return (self.places.held + self.places.waiting) / self.places.count
+        return (self.slots.held + self.slots.waiting) / self.slots.count
 
     async def search(self, name: str, rounds: Sequence[Round]) -> None:
-        """Replays a search. Raises NoPlace if all places are taken."""
+        """Replays a search. Raises NoSlot if all slots are taken."""
         self.ongoing += 1
         try:
-            async with self.places.hold(ANYBODY):
+            async with self.slots.hold(ANYBODY):
                 share = self._means.controller_s / (2 * len(rounds))
                 for wanted in rounds:
                     await self.program.work(share)
@@ -195,6 +195,6 @@ class Flows:
                 with self._proxies.call(name) as controller:
                     await controller.search(name, rounds)
                 return loop.time() - began
-            except NoPlace as refusal:
+            except NoSlot as refusal:
                 self.refused += 1
                 await asyncio.sleep(refusal.retry_after_s)

@@ -200,12 +200,12 @@ def served(
 
 def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
     """Numbers of reward models, controllers and nodes for ``generators`` busy generators, from the CPU seconds of a
-    search in each kind of program. Controllers have places for all clients, and are no fuller than a pool lets them
+    search in each kind of program. Controllers have slots for all clients, and are no fuller than a pool lets them
     become."""
     busy = generators / max(cpu_s["generator engines"], cpu_s["generator replicas"])
     scorers = SPARE * busy * max(cpu_s["prm engines"], cpu_s["prm replicas"])
-    places = CLIENTS * generators / FULL
-    controllers = max(SPARE * busy * cpu_s["controllers"], places / ControllerSize().searches)
+    slots = CLIENTS * generators / FULL
+    controllers = max(SPARE * busy * cpu_s["controllers"], slots / ControllerSize().searches)
     nodes = math.ceil(generators / GENERATORS_OF_A_NODE)
     return Numbers(generators, 1 + int(scorers), 1 + int(controllers), nodes)
 

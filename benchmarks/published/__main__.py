@@ -158,7 +158,7 @@ def search(
     """Searches test problems with rewards, problem by problem."""
     names = strategy or list(SEARCHES)
     if unknown := [name for name in names if name not in SEARCHES]:
-        raise typer.BadParameter(f"no search {unknown[0]!r}; there are: {', '.join(SEARCHES)}")
+        raise typer.BadParameter(f"no search {unknown[0]!r}; available: {', '.join(SEARCHES)}")
     ends_at = time.monotonic() + 60 * minutes
     engines_config: dict[str, Any] = {
         "generator": generator_settings(model, requests, threads),

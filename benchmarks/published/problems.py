@@ -34,7 +34,7 @@ def chosen_problems(directory: Path, split: str, count: int) -> list[MathProblem
     """The first ``count`` problems of a split in the order of `CHOICE_SEED`.
 
     Raises:
-        OSError: there is no file ``SPLIT.jsonl`` in the directory.
+        OSError: there is not a file ``SPLIT.jsonl`` in the directory.
         ValueError: it has fewer problems, or a line that is no problem of GSM8K.
     """
     path = directory / f"{split}.jsonl"

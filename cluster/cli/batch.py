@@ -23,7 +23,7 @@ from cluster.jobs.window import Window
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchOptions:
     """Options of the command."""
 
     given: Path
@@ -43,18 +43,18 @@ class Request:
     api_key: str | None = None
 
 
-def run_batch(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+def run_batch(options: BatchOptions, url: str | None, config: Path | None, console: Console) -> None:
     """Runs the lines of a job that are not done yet, then prints a summary of the whole job. Without a URL it uses the
     application of the cluster it runs on, or the one at the default address, or one of its own.
 
     Ends the command with status 1 if the service is gone, or no line has a result.
     """
-    given = look_at(request.given, request.kind)
+    given = look_at(options.given, options.kind)
     problems = given.kind is InputKind.PROBLEMS
-    if not problems and (request.settings.trees or request.export_file):
-        refuse("--trees and --export are for problems; what requests of a batch file return, they say themselves")
-    with target(url, config, request.api_key, console) as driven:
-        done = asyncio.run(_do(request, given, driven, console))
+    if not problems and (options.settings.trees or options.export_file):
+        refuse("--trees and --export need problems: requests of a batch file determine their own output")
+    with target(url, config, options.api_key, console) as driven:
+        done = asyncio.run(_do(options, given, driven, console))
     for table in summary_tables(done.summary):
         console.print(table)
         console.print()
@@ -62,9 +62,9 @@ def run_batch(request: Request, url: str | None, config: Path | None, console: C
         console.print(Text(line), soft_wrap=True)
     if done.summary.errors:
         console.print(Text(f"errors, each with its line: {done.errors_path}"), style="yellow", soft_wrap=True)
-    _write_files(request, done, console)
+    _write_files(options, done, console)
     if done.stopped:
-        fail(f"{done.stopped}\nWhat is done is in {request.output}; the same command goes on with the rest")
+        fail(f"{done.stopped}\nWhat is done is in {options.output}; the same command resumes the job")
     if not done.summary.results:
         fail("no line has a result")
 
@@ -80,9 +80,9 @@ class Done:
     stopped: str | None
 
 
-async def _do(request: Request, given: JobInput, driven: Target, console: Console) -> Done:
-    settings, problems = request.settings, given.kind is InputKind.PROBLEMS
-    async with driven.client(request.api_key, request.timeout_s, request.in_flight, waits_for_room=False) as client:
+async def _do(options: BatchOptions, given: JobInput, driven: Target, console: Console) -> Done:
+    settings, problems = options.settings, given.kind is InputKind.PROBLEMS
+    async with driven.client(options.api_key, options.timeout_s, options.in_flight, waits_for_room=False) as client:
         identity = Identity(
             input_sha256=given.sha256,
             input_kind=given.kind,
@@ -92,10 +92,10 @@ async def _do(request: Request, given: JobInput, driven: Target, console: Consol
             seed=settings.seed if problems else 0,
             trees=settings.trees,
         )
-        with Outputs(request.output, identity, given.last, request.retry_failed) as outputs:
+        with Outputs(options.output, identity, given.last, options.retry_failed) as outputs:
             if outputs.done.count:
                 console.print(Text(f"{outputs.done.count:,} of {given.lines:,} lines are done already"), style="dim")
-            window = Window(request.in_flight)
+            window = Window(options.in_flight)
             pace = Pace(given.lines, outputs.done.count)
 
             def note() -> str:
@@ -116,25 +116,25 @@ async def _do(request: Request, given: JobInput, driven: Target, console: Consol
             return Done(summary, told, outputs.errors_path, pace.elapsed_s, stopped)
 
 
-def _write_files(request: Request, done: Done, console: Console) -> None:
+def _write_files(options: BatchOptions, done: Done, console: Console) -> None:
     """Writes the requested files. If one fails, the others are still written."""
     failures: list[str] = []
-    if request.json_file is not None:
+    if options.json_file is not None:
         try:
-            write_json(request.json_file, done.summary.as_json(done.elapsed_s, done.settings))
+            write_json(options.json_file, done.summary.as_json(done.elapsed_s, done.settings))
         except OSError as error:
-            failures.append(_unwritten(request.json_file, error))
-    if request.parquet_file is not None:
+            failures.append(_unwritten(options.json_file, error))
+    if options.parquet_file is not None:
         try:
-            asyncio.run(write_parquet(request.output, request.parquet_file))
+            asyncio.run(write_parquet(options.output, options.parquet_file))
         except (OSError, ValueError) as error:  # ValueError: the columns do not fit the table
-            failures.append(_unwritten(request.parquet_file, error))
-    if request.export_file is not None:
+            failures.append(_unwritten(options.parquet_file, error))
+    if options.export_file is not None:
         try:
-            count = asyncio.run(export(request.output, request.export_file, request.export_format))
-            console.print(Text(f"exported {count:,} examples to {request.export_file}"), soft_wrap=True)
+            count = asyncio.run(export(options.output, options.export_file, options.export_format))
+            console.print(Text(f"exported {count:,} examples to {options.export_file}"), soft_wrap=True)
         except (OSError, ValueError) as error:
-            failures.append(_unwritten(request.export_file, error))
+            failures.append(_unwritten(options.export_file, error))
     if failures:
         refuse("\n".join(failures))
 

@@ -23,7 +23,7 @@ from cluster.evaluation.step_files import LabelledSolution, read_solutions
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckOptions:
     """Options of the command."""
 
     solutions: Path
@@ -47,34 +47,34 @@ class _Check:
     elapsed_s: float = 0.0
 
 
-def run_check(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+def run_check(options: CheckOptions, url: str | None, config: Path | None, console: Console) -> None:
     """Has a file's solutions scored, prints what that says of the reward model, and writes the files. Finds the
     application as `target` says.
 
     A wrong file is refused before anything is started or sent. Ends the command with status 1 if every request failed.
     """
-    file = read_solutions(request.solutions, request.on_bad_line, request.limit)
+    file = read_solutions(options.solutions, options.on_bad_line, options.limit)
     for line in bad_lines(tuple(file.skipped)):
         console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
-    with target(url, config, request.api_key, console) as driven:
+    with target(url, config, options.api_key, console) as driven:
         check = _Check(driven.name, [])
         complete = False
         try:
-            asyncio.run(_score(request, driven, file.solutions, check, console))
+            asyncio.run(_score(options, driven, file.solutions, check, console))
             complete = True
         finally:
             if any(each.error is None for each in check.scored):
-                summary = asyncio.run(summarize(check.scored, check.elapsed_s, request.threshold))
+                summary = asyncio.run(summarize(check.scored, check.elapsed_s, options.threshold))
                 _show(check, summary, complete, console)
-                _save(request, check, summary, complete)
+                _save(options, check, summary, complete)
     if all(each.error is not None for each in check.scored):
         fail("every request failed\n" + "\n".join(most_frequent([each.error for each in check.scored if each.error])))
 
 
 async def _score(
-    request: Request, driven: Target, solutions: list[LabelledSolution], check: _Check, console: Console
+    options: CheckOptions, driven: Target, solutions: list[LabelledSolution], check: _Check, console: Console
 ) -> None:
-    async with driven.client(request.api_key, request.timeout_s, request.in_flight) as client:
+    async with driven.client(options.api_key, options.timeout_s, options.in_flight) as client:
         check.model = await client.model()  # fails at once if nothing listens
         with progress_bar(console) as progress:
             task = progress.add_task("solutions", total=len(solutions), note="")
@@ -88,7 +88,7 @@ async def _score(
                 failed += scored.error is not None
                 progress.update(task, advance=1, note=f"{failed} failed" if failed else "")
 
-            await score_all(client.post, solutions, request.in_flight, arrived)
+            await score_all(client.post, solutions, options.in_flight, arrived)
 
 
 def _show(check: _Check, summary: PrmSummary, complete: bool, console: Console) -> None:
@@ -101,28 +101,28 @@ def _show(check: _Check, summary: PrmSummary, complete: bool, console: Console) 
         console.print("interrupted: these are the solutions done until then", style="yellow")
 
 
-def _save(request: Request, check: _Check, summary: PrmSummary, complete: bool) -> None:
+def _save(options: CheckOptions, check: _Check, summary: PrmSummary, complete: bool) -> None:
     """Writes the requested files. If one fails, the other is still written."""
     failures: list[str] = []
-    if request.output is not None:
+    if options.output is not None:
         try:
-            write_json(request.output, _report(request, check, summary, complete))
+            write_json(options.output, _report(options, check, summary, complete))
         except OSError as error:
-            failures.append(unwritten(request.output, error))
-    if request.plot_file is not None:
-        title = printable(f"The reward model of {check.model} on {request.solutions.name}")
+            failures.append(unwritten(options.output, error))
+    if options.plot_file is not None:
+        title = printable(f"The reward model of {check.model} on {options.solutions.name}")
         try:
-            write_text(request.plot_file, plot(summary, title))
+            write_text(options.plot_file, plot(summary, title))
         except OSError as error:
-            failures.append(unwritten(request.plot_file, error))
+            failures.append(unwritten(options.plot_file, error))
     if failures:
         refuse("\n".join(failures))
 
 
-def _report(request: Request, check: _Check, summary: PrmSummary, complete: bool) -> dict[str, Any]:
+def _report(options: CheckOptions, check: _Check, summary: PrmSummary, complete: bool) -> dict[str, Any]:
     settings = {
-        "solutions": request.solutions.name,
-        "in_flight": request.in_flight,
+        "solutions": options.solutions.name,
+        "in_flight": options.in_flight,
         "endpoint": check.endpoint,
         "model": check.model,
     }

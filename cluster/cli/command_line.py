@@ -34,7 +34,7 @@ class CommandLine(TyperGroup):
                 ]
                 usage = " ".join([called.command_path, "[OPTIONS] --", *(str(each).upper() for each in arguments)])
                 if arguments:
-                    error.message += f"\nAn argument that begins with a minus goes behind --: {usage}"
+                    error.message += f"\nAn argument that begins with a minus must follow --: {usage}"
             raise
 
 

@@ -23,7 +23,7 @@ from cluster.evaluation.training_file import TrainingFile
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluationOptions:
     """Options of the command."""
 
     problems: Path
@@ -56,30 +56,30 @@ class Results:
         return [summarize(strategy, self.rows, seconds) for strategy, seconds in self.elapsed.items()]
 
 
-def run_evaluation(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+def run_evaluation(options: EvaluationOptions, url: str | None, config: Path | None, console: Console) -> None:
     """Runs an evaluation, prints its table and writes its files. Without a URL it uses the application of the cluster
     it runs on, or the one at the default address, or one of its own.
 
     Wrong options and files are refused before anything is started or sent. Ends the command with status 1 if every
     request failed.
     """
-    for strategy in request.strategies:
-        request.plan.search(strategy)
-    file = read_problems(request.problems, request.on_bad_line, request.limit)
+    for strategy in options.strategies:
+        options.plan.search(strategy)
+    file = read_problems(options.problems, options.on_bad_line, options.limit)
     for line in bad_lines(tuple(file.skipped)):
         console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
     complete = False
-    with _training_file(request.export_file) as export:
+    with _training_file(options.export_file) as export:
         results = Results(export=export)
         try:
-            with target(url, config, request.api_key, console) as driven:
+            with target(url, config, options.api_key, console) as driven:
                 results.endpoint = driven.name
-                asyncio.run(_ask_all(request, driven, file.problems, results, console))
+                asyncio.run(_ask_all(options, driven, file.problems, results, console))
                 complete = True
         finally:
             if results.rows:
                 _show(results, complete, console)
-                _save(request, results, complete, console)
+                _save(options, results, complete, console)
     if all(row.error is not None for row in results.rows):
         fail("every request failed")
 
@@ -94,13 +94,13 @@ def _training_file(path: Path | None) -> TrainingFile | nullcontext[None]:
 
 
 async def _ask_all(
-    request: Request, driven: Target, problems: list[EvalProblem], results: Results, console: Console
+    options: EvaluationOptions, driven: Target, problems: list[EvalProblem], results: Results, console: Console
 ) -> None:
-    async with driven.client(request.api_key, request.timeout_s, request.plan.in_flight) as client:
+    async with driven.client(options.api_key, options.timeout_s, options.plan.in_flight) as client:
         results.model = await client.model()  # fails at once if nothing listens
         with progress_bar(console) as progress:
-            for strategy in request.strategies:
-                await _ask(client, strategy, request.plan, problems, results, progress)
+            for strategy in options.strategies:
+                await _ask(client, strategy, options.plan, problems, results, progress)
 
 
 async def _ask(
@@ -137,15 +137,15 @@ def _show(results: Results, complete: bool, console: Console) -> None:
         console.print("interrupted: these are the problems done until then", style="yellow")
 
 
-def _save(request: Request, results: Results, complete: bool, console: Console) -> None:
+def _save(options: EvaluationOptions, results: Results, complete: bool, console: Console) -> None:
     """Writes the requested files. If one fails, the other is still written."""
     failures: list[str] = []
-    if request.json_file is not None:
+    if options.json_file is not None:
         try:
-            settings = _settings(request, results)
-            write_json(request.json_file, report(settings, results.summaries, results.rows, complete))
+            settings = _settings(options, results)
+            write_json(options.json_file, report(settings, results.summaries, results.rows, complete))
         except OSError as error:
-            failures.append(unwritten(request.json_file, error))
+            failures.append(unwritten(options.json_file, error))
     if results.export is not None:
         try:
             results.export.finish()
@@ -156,13 +156,13 @@ def _save(request: Request, results: Results, complete: bool, console: Console) 
         refuse("\n".join(failures))
 
 
-def _settings(request: Request, results: Results) -> dict[str, Any]:
+def _settings(options: EvaluationOptions, results: Results) -> dict[str, Any]:
     return {
-        "problems": request.problems.name,
-        "strategies": {name: request.plan.search(name) for name in request.strategies},
-        "n": request.plan.n,
-        "seed": request.plan.seed,
-        "in_flight": request.plan.in_flight,
+        "problems": options.problems.name,
+        "strategies": {name: options.plan.search(name) for name in options.strategies},
+        "n": options.plan.n,
+        "seed": options.plan.seed,
+        "in_flight": options.plan.in_flight,
         "endpoint": results.endpoint,
         "model": results.model,
     }

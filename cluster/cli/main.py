@@ -18,7 +18,7 @@ from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from cluster.training.settings import MAX_EPOCHS, MAX_LAYERS, MAX_TOKENS
 from deployments.embedded.problems import LEVELS, Split, draw_problems
-from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS
+from kvstore.memory.device_memory import TOKENS, VERIFIER_TOKENS
 
 MAX_DRAWN = 10_000
 MAX_N = 256
@@ -147,7 +147,7 @@ def strategies(
     from search.strategies.catalog import STRATEGIES
 
     if name is not None and name not in STRATEGIES:
-        refuse(f"there is no strategy {name!r}; there are: {', '.join(STRATEGIES)}")
+        refuse(f"unknown strategy {name!r}; available: {', '.join(STRATEGIES)}")
     show_strategies(Console(file=sys.stdout), name)
 
 
@@ -179,7 +179,7 @@ def solve(
     from cluster.evaluation.search_field import search_field
 
     if effort is not None and (strategy, n) != ("beam_search", 16):
-        refuse("--effort is a whole search: leave out --strategy and --n")
+        refuse("--effort selects a complete search: leave out --strategy and --n")
 
     async def ask() -> None:
         search = search_field(strategy, n) if effort is None else {}
@@ -253,13 +253,13 @@ def evaluate(
     api_key: Key = None,
 ) -> None:
     """Measure strategies on a file of problems: accuracy with confidence intervals, and cost."""
-    from cluster.cli.evaluate import Request, run_evaluation
+    from cluster.cli.evaluate import EvaluationOptions, run_evaluation
     from cluster.evaluation.loop import Plan
 
     files = [problems, *(_writable(file) for file in (json_file, export) if file is not None)]
     if len({os.path.realpath(file) for file in files}) < len(files):
         refuse("--problems, --json and --export must be different files")
-    request = Request(
+    options = EvaluationOptions(
         problems=problems,
         strategies=tuple(dict.fromkeys(strategy)),
         plan=Plan(n, seed, in_flight, trees=export is not None, kv_usage=kv),
@@ -271,7 +271,7 @@ def evaluate(
         api_key=api_key,
     )
     with plain_failures():
-        run_evaluation(request, url, config, Console(file=sys.stdout))
+        run_evaluation(options, url, config, Console(file=sys.stdout))
 
 
 @app.command("check-prm")
@@ -306,12 +306,12 @@ def check_prm(
     api_key: Key = None,
 ) -> None:
     """Measure a reward model on labelled solutions: steps, first mistakes, calibration, outcomes, speed."""
-    from cluster.cli.check_prm import Request, run_check
+    from cluster.cli.check_prm import CheckOptions, run_check
 
     files = [solutions, *(_writable(file) for file in (output, plot) if file is not None)]
     if len({os.path.realpath(file) for file in files}) < len(files):
         refuse("FILE, --output and --plot must be different files")
-    request = Request(
+    options = CheckOptions(
         solutions=solutions,
         threshold=threshold,
         in_flight=in_flight,
@@ -323,7 +323,7 @@ def check_prm(
         api_key=api_key,
     )
     with plain_failures():
-        run_check(request, url, config, Console(file=sys.stdout))
+        run_check(options, url, config, Console(file=sys.stdout))
 
 
 @app.command()
@@ -378,7 +378,7 @@ def batch(
     api_key: Key = None,
 ) -> None:
     """Run a file of problems or requests: results as they arrive, resumable, with a summary."""
-    from cluster.cli.batch import Request, run_batch
+    from cluster.cli.batch import BatchOptions, run_batch
     from cluster.evaluation.search_field import search_field
     from cluster.jobs.outputs import paths
     from cluster.jobs.run import Settings
@@ -386,11 +386,11 @@ def batch(
     written = [*paths(output), *(file for file in (parquet, json_file, export) if file is not None)]
     files = [given, *map(_writable, written)]
     if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("IN, OUT, what stands beside it, --parquet, --json and --export must be different files")
+        refuse("IN, OUT, the files beside OUT, --parquet, --json and --export must be different files")
     with plain_failures():
         keeps_trees = trees or export is not None
         search = search_field(strategy, n) | ({"logprobs": True} if keeps_trees else {})
-        request = Request(
+        options = BatchOptions(
             given=given,
             output=output,
             settings=Settings(strategy, search, seed, keeps_trees, service_tier),
@@ -404,7 +404,7 @@ def batch(
             timeout_s=timeout,
             api_key=api_key,
         )
-        run_batch(request, url, config, Console(file=sys.stdout))
+        run_batch(options, url, config, Console(file=sys.stdout))
 
 
 @app.command("train-prm")
@@ -471,8 +471,8 @@ def train_prm(
     """Train a reward model on your own problems: it learns which steps lead to right answers."""
     from pydantic import ValidationError
 
-    from cluster.cli.batch import Request as Solving
-    from cluster.cli.train_prm import Request, run_training
+    from cluster.cli.batch import BatchOptions
+    from cluster.cli.train_prm import TrainingOptions, run_training
     from cluster.evaluation.search_field import search_field
     from cluster.jobs.run import Settings
     from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -496,7 +496,7 @@ def train_prm(
         refuse(f"--{'-'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}")
     with plain_failures():
         search = search_field(strategy, n) | {"logprobs": True}
-        solving = Solving(
+        solving = BatchOptions(
             given=given,
             output=TrainingPaths(output).solved,
             settings=Settings(strategy, search, seed, trees=True),
@@ -504,7 +504,7 @@ def train_prm(
             timeout_s=timeout,
             api_key=api_key,
         )
-        run_training(Request(given, output, settings, solving, url, config), Console(file=sys.stdout))
+        run_training(TrainingOptions(given, output, settings, solving, url, config), Console(file=sys.stdout))
 
 
 def _writable(path: Path) -> Path:

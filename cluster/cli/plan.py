@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
-from kvstore.memory.planner import DoesNotFit, Share, split
+from kvstore.memory.device_memory import DoesNotFit, Share, split
 
 if TYPE_CHECKING:
     from deployments.config import AppConfig
@@ -32,7 +32,7 @@ def show_plan(
     with console.status("reading the models"):
         shares, _, on_gpu = planned(config, memory, working, tokens)
     console.print(_table(shares))
-    console.print("One replica of each, on the same device, which is otherwise empty. To be written under args:\n")
+    console.print("One replica of each, on the same device, which is otherwise empty. Settings for args:\n")
     console.print(yaml.safe_dump(settings(shares, on_gpu), sort_keys=False), soft_wrap=True, end="")
 
 
@@ -49,7 +49,7 @@ def planned(
     device = device_bytes()
     whole = _size("--memory", memory) if memory is not None else device
     if whole is None:
-        raise LaunchError("--memory: this machine has no GPU; say what its engines share, as 24GiB")
+        raise LaunchError("--memory: this machine has no GPU; give the memory that the engines share, such as 24GiB")
     try:
         return split(roles_of(config, _size("--working", working), tokens), whole), whole, device is not None
     except (DoesNotFit, RuntimeError) as error:  # EngineStartError is a RuntimeError
@@ -82,9 +82,9 @@ def _table(shares: Sequence[Share]) -> Table:
         "weights": [_readable(share.role.weight_bytes) for share in shares],
         "working memory (assumed)": [_readable(share.role.working_bytes) for share in shares],
         "KV": [_readable(share.kv_bytes) for share in shares],
-        "KV of a token": [f"{share.role.token_bytes:,.0f} B" for share in shares],
-        "sequences of the longest": [f"{share.sequences:,.1f} of {share.role.longest:,} tokens" for share in shares],
-        "of the device": [f"{share.device:.1%}" for share in shares],
+        "KV per token": [f"{share.role.token_bytes:,.0f} B" for share in shares],
+        "sequences of maximum length": [f"{share.sequences:,.1f} of {share.role.longest:,} tokens" for share in shares],
+        "share of the device": [f"{share.device:.1%}" for share in shares],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)

@@ -76,7 +76,7 @@ async def _list(events: AsyncIterator[Event], question: Question, console: Conso
             line = f"{node:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{added}{end}"
             console.print(Text(line), soft_wrap=True)
         if isinstance(event, Restarted):
-            console.print(Text(f"asked again, from the beginning: {printable(event.reason)}"), soft_wrap=True)
+            console.print(Text(f"retrying from the beginning: {printable(event.reason)}"), soft_wrap=True)
     raise ProtocolError("the stream ended without an answer")
 
 

@@ -20,13 +20,13 @@ def _overview() -> RenderableType:
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     table.add_column("strategy", no_wrap=True)
     table.add_column("alias", no_wrap=True)
-    table.add_column("what it does")
+    table.add_column("description")
     for name, strategy in STRATEGIES.items():
         alias = ", ".join(alias for alias in strategy.aliases if alias != name)
         table.add_row(name, alias, _paragraphs(strategy)[0])
     below = (
         "banyan strategies NAME shows one with its settings.",
-        'Token-level beam search is none of them: POST /v1/completions with "use_beam_search": true (docs/http.md).',
+        'Token-level beam search is separate: POST /v1/completions with "use_beam_search": true (docs/http.md).',
     )
     return Group(table, Text("\n" + "\n".join(below), style="dim"))
 

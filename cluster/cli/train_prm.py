@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.text import Text
 
-from cluster.cli.batch import Request as BatchRequest
-from cluster.cli.batch import run_batch
+from cluster.cli.batch import BatchOptions, run_batch
 from cluster.cli.progress import progress_bar
 from cluster.training.backbone import backbone_config
 from cluster.training.errors import TrainingError
@@ -19,47 +18,47 @@ from cluster.training.solutions import InputForm, form_of, read_solved
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainingOptions:
     """Options of the command."""
 
     given: Path
     output: Path
     settings: TrainingSettings
-    solving: BatchRequest | None = None
+    solving: BatchOptions | None = None
     """How problems are solved, if the input is problems; the output file is set here."""
     url: str | None = None
     config: Path | None = None
 
 
-def run_training(request: Request, console: Console) -> None:
-    """Trains a reward model in ``request.output``, resuming what is there, and prints what it is worth.
+def run_training(options: TrainingOptions, console: Console) -> None:
+    """Trains a reward model in ``options.output``, resuming what is there, and prints what it is worth.
 
     Raises:
         TrainingError, ProblemFileError: the input or a setting cannot be used.
     """
-    paths = TrainingPaths(request.output)
-    form = form_of(request.given)
-    backbone_config(request.settings.backbone)  # refused before anything is solved
-    identity = identity_of(request.given, request.settings)
-    if form is InputForm.PROBLEMS and request.solving is not None:
-        identity |= {"solving": request.solving.settings.search, "solving_seed": request.solving.settings.seed}
+    paths = TrainingPaths(options.output)
+    form = form_of(options.given)
+    backbone_config(options.settings.backbone)  # refused before anything is solved
+    identity = identity_of(options.given, options.settings)
+    if form is InputForm.PROBLEMS and options.solving is not None:
+        identity |= {"solving": options.solving.settings.search, "solving_seed": options.solving.settings.seed}
     with claimed(paths, identity):
         if paths.metrics.exists():
-            console.print(Text(f"{request.output} is complete already; its card is {paths.card}"), soft_wrap=True)
+            console.print(Text(f"{options.output} is complete already; its card is {paths.card}"), soft_wrap=True)
             return
-        solved = request.given
+        solved = options.given
         if form is InputForm.PROBLEMS:
-            if request.solving is None:
-                raise TrainingError(f"{request.given} has problems without solutions")
+            if options.solving is None:
+                raise TrainingError(f"{options.given} has problems without solutions")
             solved = paths.solved
-            run_batch(request.solving, request.url, request.config, console)
+            run_batch(options.solving, options.url, options.config, console)
         problems = asyncio.run(read_solved(solved))
         solutions = sum(solution.count for problem in problems for solution in problem.solutions)
         console.print(Text(f"{len(problems):,} problems, {solutions:,} solutions"), style="dim")
         with progress_bar(console) as bar:
-            metrics = asyncio.run(train(problems, request.settings, paths, _shown(bar)))
+            metrics = asyncio.run(train(problems, options.settings, paths, _shown(bar)))
         console.print(Text(metrics.verdict), style="green" if metrics.recommended else "yellow", soft_wrap=True)
-        console.print(Text(f"the model, its card and metrics.json are in {request.output}"), soft_wrap=True)
+        console.print(Text(f"the model, its card and metrics.json are in {options.output}"), soft_wrap=True)
 
 
 def _shown(bar: Progress) -> OnProgress:

@@ -34,7 +34,7 @@ def write_tree(source: Path, line: int | None, output: Path) -> int:
     except OSError as error:
         refuse(f"cannot read {source}: {error.strerror or error}")
     except (AttributeError, LookupError, TypeError):
-        refuse(f"{source} is not as Banyan writes it")
+        refuse(f"{source} is not in Banyan's format")
     except (RecursionError, ValueError) as error:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         refuse(f"{source} has no tree that can be shown: {reason}")
@@ -50,7 +50,7 @@ def _searches(text: str, line: int | None, source: Path) -> list[Json]:
         return [_streamed(text)]
     lines = [each for each in text.splitlines() if each.strip()]
     if line is None and len(lines) > 1 and _is_object(lines[0]):
-        refuse(f"{source} has {len(lines):,} results: say which with --line")
+        refuse(f"{source} has {len(lines):,} results: choose one with --line")
     if line is not None:
         found = (parsed for each in lines if (parsed := json.loads(each)).get("line") == line)
         parsed = next(found, None)
@@ -114,7 +114,7 @@ def _of_tree(parsed: Json) -> Json:
         saved = tree_as_json(restore_tree(parsed)) if "seed" in parsed else parsed
         return {"seed": parsed.get("seed"), "events": list(_events(TreeView.model_validate(saved)))}
     raise ValueError(
-        "it has neither a tree nor events; of a kept search, save the events: GET /v1/searches/{id}/events"
+        "it has neither a tree nor events; for a stored search, save its events: GET /v1/searches/{id}/events"
     )
 
 

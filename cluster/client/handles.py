@@ -31,7 +31,7 @@ class HandleTransport(httpx.AsyncBaseTransport):
 
         Raises:
             httpx.ReadTimeout: no reply within the request's own time.
-            httpx.ConnectError: the application is gone.
+            httpx.ConnectError: the application does not exist any more.
             httpx.NetworkError: the controller was lost.
         """
         content = await request.aread()
@@ -52,7 +52,7 @@ class HandleTransport(httpx.AsyncBaseTransport):
         except BackPressureError:
             return httpx.Response(429, headers={"retry-after": "1"}, request=request)
         except DeploymentUnavailableError as error:
-            raise httpx.ConnectError("the application is gone", request=request) from error
+            raise httpx.ConnectError("the application does not exist any more", request=request) from error
         except (RayError, RayServeException, ConnectionError) as error:
             raise httpx.ReadError(f"the controller was lost ({type(error).__name__})", request=request) from error
         return httpx.Response(status, headers=headers, content=reply, request=request)

@@ -96,7 +96,7 @@ def prompt_of(reply: dict[str, Any]) -> tuple[int, ...]:
     """Token ids of the prompt; empty if the reply has none."""
     ids = reply.get("prompt_token_ids") or []
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise ProtocolError("the reply is not Banyan's: prompt_token_ids are no ids")
+        raise ProtocolError("the reply is not Banyan's: prompt_token_ids are not token ids")
     return tuple(ids)
 
 
@@ -138,7 +138,7 @@ def refusal(content: bytes | dict[str, Any], response: httpx.Response | None) ->
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return Refused("the endpoint answered with an error that is not Banyan's", status)
-    message = str(error.get("message") or "the endpoint gave no reason")[:MAX_ERROR_CHARACTERS]
+    message = str(error.get("message") or "the endpoint returned no error message")[:MAX_ERROR_CHARACTERS]
     kind, param, code = (None if error.get(name) is None else str(error[name]) for name in ("type", "param", "code"))
     return Refused(message, status, kind, param, code, _retry_after_s(response))
 

@@ -8,7 +8,7 @@ def prefixes(deployment: str) -> Panel:
     return panel(
         "Prefixes",
         "short",
-        "Tokens of prefixes a second, and those of them that were computed.",
+        "Prefix tokens per second: all, and those that were computed because no cache had them.",
         (f"sum(rate(ray_banyan_engine_prompt_tokens_total{ours}[rate]))", "all"),
         (
             (
@@ -23,7 +23,7 @@ def prefixes(deployment: str) -> Panel:
 GENERATORS = Dashboard(
     "banyan-generators",
     "Banyan: generators",
-    "Speed, batches and queues of the generators. The last panels want telemetry.engine_metrics.",
+    "Speed, batches and queues of the generators. The panels named vLLM need telemetry.engine_metrics.",
     (
         panel(
             "Generated tokens",
@@ -35,40 +35,40 @@ GENERATORS = Dashboard(
         panel(
             "Duration of calls",
             "s",
-            "From the request to the last child, by lane.",
+            "Time from a call's request to its last child, by lane.",
             *quantiles("ray_banyan_expand_seconds", by="lane"),
         ),
         panel(
-            "Held back and given back",
+            "Branches without KV blocks",
             "ops",
-            "Branches that waited for KV blocks, and branches that searches did without (clamp: shrink).",
-            ("sum(rate(ray_banyan_clamp_held_back_branches_total{app}[rate]))", "held back"),
-            ("sum(rate(ray_banyan_clamp_given_back_branches_total{app}[rate]))", "given back"),
+            "Branches per second that waited for KV blocks, and branches rejected for lack of them (clamp: shrink).",
+            ("sum(rate(ray_banyan_clamp_held_back_branches_total{app}[rate]))", "waited"),
+            ("sum(rate(ray_banyan_clamp_given_back_branches_total{app}[rate]))", "rejected"),
         ),
         panel(
             "Requests",
             "short",
-            "At work and waiting.",
+            "Running and waiting requests of the engines.",
             ('sum(ray_banyan_engine_running_requests{app, deployment="Generator"})', "running"),
             ('sum(ray_banyan_engine_waiting_requests{app, deployment="Generator"})', "waiting"),
         ),
         panel(
-            "Batch",
+            "Batch fill",
             "percentunit",
-            "Requests in a step of the engine over max_num_seqs, by replica.",
+            "Requests per engine step as a fraction of max_num_seqs, by replica.",
             ('avg by (replica) (ray_banyan_engine_batch_fill_ratio{app, deployment="Generator"})', "{{replica}}"),
         ),
         prefixes("Generator"),
         panel(
             "Preemptions",
             "ops",
-            "Requests that the engine put back for want of KV blocks.",
+            "Requests per second that the engine preempted for lack of KV blocks, by replica.",
             ('sum by (replica) (rate(ray_banyan_preemptions_total{app, deployment="Generator"}[rate]))', "{{replica}}"),
         ),
         panel(
             "vLLM: time between tokens",
             "s",
-            "Of all engines.",
+            "All engines.",
             *(
                 (
                     f"histogram_quantile({q}, sum by (le) (rate(ray_vllm_inter_token_latency_seconds_bucket[rate])))",
@@ -80,7 +80,7 @@ GENERATORS = Dashboard(
         panel(
             "vLLM: KV cache",
             "percentunit",
-            "Use by engine; cached blocks that no request holds count as free.",
+            "KV cache usage by engine; cached blocks that no request holds count as free.",
             ("max by (model_name, ReplicaId) (ray_vllm_kv_cache_usage_perc)", "{{model_name}} {{ReplicaId}}"),
         ),
     ),
@@ -89,25 +89,25 @@ GENERATORS = Dashboard(
 REWARD_MODELS = Dashboard(
     "banyan-reward-models",
     "Banyan: reward models",
-    "How fast steps are scored, and whether searches go without rewards.",
+    "Speed of scoring, and searches without rewards.",
     (
         panel(
             "Duration of calls",
             "s",
-            "From a controller's request to its rewards.",
+            "Time from a controller's request to its rewards.",
             *quantiles("ray_banyan_score_seconds"),
         ),
         panel(
             "Scored steps",
             "ops",
-            "By the model, and from memory.",
+            "Steps per second scored by the model, and paths per second whose rewards were cached.",
             ("sum(rate(ray_banyan_steps_scored_total{app}[rate]))", "scored"),
-            ("sum(rate(ray_banyan_reward_cache_hits_total{app}[rate]))", "from memory"),
+            ("sum(rate(ray_banyan_reward_cache_hits_total{app}[rate]))", "cached"),
         ),
         panel(
-            "Searches without rewards",
+            "Degraded searches",
             "percentunit",
-            "Share of searches with a neutral reward in place of the model's.",
+            "Fraction of searches that are degraded: the model gave no reward for some step, or the step hook failed.",
             (
                 (
                     'sum(rate(ray_banyan_searches_total{app, degraded="true"}[rate])) '
@@ -119,15 +119,15 @@ REWARD_MODELS = Dashboard(
         panel(
             "Calls",
             "short",
-            "At the replicas, and requests in their queues.",
+            "Open calls at the replicas, and requests in their queues.",
             ('sum(ray_serve_num_ongoing_requests_at_replicas{app, deployment="ProcessRewardModel"})', "calls"),
             ('sum(ray_banyan_engine_waiting_requests{app, deployment="ProcessRewardModel"})', "waiting requests"),
         ),
         prefixes("ProcessRewardModel"),
         panel(
-            "Remembered rewards",
+            "Reward cache",
             "short",
-            "Entries of the reward cache.",
+            "Cached rewards, by replica.",
             ("sum by (replica) (ray_banyan_reward_cache_entries{app})", "{{replica}}"),
         ),
     ),
@@ -136,21 +136,21 @@ REWARD_MODELS = Dashboard(
 KV = Dashboard(
     "banyan-kv",
     "Banyan: KV memory and LMCache",
-    "KV blocks of the engines, cache hits, and the nodes' LMCache servers. A node's generators all report its server: "
-    "its figures are taken by node.",
+    "KV blocks of the engines, cache hits, and the nodes' LMCache servers. All generators of a node report the same "
+    "server, so its figures are shown per node.",
     (
         panel(
             "KV blocks of the generators",
             "short",
-            "Promised to branches, held by requests, and all there are.",
-            ("sum(ray_banyan_kv_reserved_blocks{app})", "promised"),
-            ('sum(ray_banyan_kv_used_blocks{app, deployment="Generator"})', "held"),
-            ('sum(ray_banyan_kv_total_blocks{app, deployment="Generator"})', "all"),
+            "Blocks reserved for requests, blocks in use, and blocks in total.",
+            ("sum(ray_banyan_kv_reserved_blocks{app})", "reserved"),
+            ('sum(ray_banyan_kv_used_blocks{app, deployment="Generator"})', "in use"),
+            ('sum(ray_banyan_kv_total_blocks{app, deployment="Generator"})', "total"),
         ),
         panel(
             "Headroom",
             "percentunit",
-            "Share of free blocks, by generator.",
+            "Fraction of free KV blocks, by generator.",
             (
                 (
                     'min by (replica) (ray_banyan_kv_free_blocks{app, deployment="Generator"} '
@@ -160,9 +160,9 @@ KV = Dashboard(
             ),
         ),
         panel(
-            "Cached share of the prefixes",
+            "Prefix cache hit rate",
             "percentunit",
-            "By where the tokens were found.",
+            "Fraction of prefix tokens whose KV was cached, by deployment and cache (engine or lmcache).",
             (
                 (
                     "sum by (deployment, source) (rate(ray_banyan_prefix_cached_tokens_total{app}[rate])) "
@@ -173,27 +173,27 @@ KV = Dashboard(
             ),
         ),
         panel(
-            "Computed again",
+            "Recomputed tokens",
             "short",
-            "Tokens of paths a second that were computed before and were in no cache.",
+            "Tokens per second that were computed before but no longer in any cache.",
             ("sum(rate(ray_banyan_recomputed_tokens_total{app}[rate]))", "tokens"),
         ),
         panel(
-            "LMCache answers",
+            "LMCache servers",
             "short",
-            "1 where the node's server answers, 0 where it does not or there is none.",
+            "1 if the node's LMCache server answers, else 0.",
             ("min by (instance) (ray_banyan_lmcache_up{app})", "{{instance}}"),
         ),
         panel(
             "LMCache memory",
             "bytes",
-            "KV that each node's server keeps.",
+            "Memory used for KV by each node's LMCache server.",
             ("max by (instance) (ray_banyan_lmcache_used_bytes{app})", "{{instance}}"),
         ),
         panel(
             "LMCache chunks",
             "ops",
-            "Written, read, evicted, and to and from the second tier, by node.",
+            "Chunks per second: written, read, evicted, and written to or read from the second tier, by node.",
             (
                 "max by (instance, event) (rate(ray_banyan_lmcache_chunks_total{app}[rate]))",
                 "{{instance}} {{event}}",

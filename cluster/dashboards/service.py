@@ -5,20 +5,20 @@ from cluster.dashboards.layout import Dashboard, panel, quantiles
 SEARCHES = Dashboard(
     "banyan-searches",
     "Banyan: searches",
-    "How many searches run, how they end and how long they take. Ray's dashboard shows the panels 7, 8, 15 and 20 to "
+    "Number, endings and duration of searches. Ray's dashboard shows the panels 7, 8, 15 and 20 to "
     "25 on its Serve page.",
     (
         panel(
-            "Searches that end",
+            "Finished searches",
             "reqps",
-            "By strategy.",
+            "Searches per second, by strategy.",
             ("sum by (strategy) (rate(ray_banyan_searches_total{app}[rate]))", "{{strategy}}"),
             id=7,
         ),
         panel(
             "Refused requests and failed searches",
             "reqps",
-            "Requests with a status of 400 or more by status and code, and searches that end in no complete answer.",
+            "Requests answered with status 400 or more, by status and code, and searches without a complete answer.",
             ("sum by (status, reason) (rate(ray_banyan_refused_requests_total{app}[rate]))", "{{status}} {{reason}}"),
             (
                 'sum by (ending) (rate(ray_banyan_searches_total{app, ending!~"finished|cancelled"}[rate]))',
@@ -41,16 +41,16 @@ SEARCHES = Dashboard(
             id=20,
         ),
         panel(
-            "Places",
+            "Search slots",
             "short",
-            "Searches at once, what there is, and requests that wait for a place.",
-            ("sum(ray_banyan_search_places_taken{app})", "taken"),
-            ("sum(ray_banyan_search_places{app})", "there are"),
+            "Slots in use, slots in total, and requests that wait for a slot.",
+            ("sum(ray_banyan_search_places_taken{app})", "in use"),
+            ("sum(ray_banyan_search_places{app})", "total"),
             ("sum(ray_banyan_search_queue_waiting_requests{app})", "requests in the queue"),
             id=21,
         ),
         panel(
-            "Branches that wait",
+            "Waiting branches",
             "short",
             "Requests in the queues of generators and reward models.",
             ("sum by (deployment) (ray_banyan_engine_waiting_requests{app})", "{{deployment}}"),
@@ -59,28 +59,28 @@ SEARCHES = Dashboard(
         panel(
             "Event loop delay",
             "s",
-            "By controller. No request is let in while it is over controller.max_loop_delay_s.",
+            "By controller. New requests are refused while it exceeds controller.max_loop_delay_s.",
             ("max by (replica) (ray_banyan_event_loop_delay_seconds{app})", "{{replica}}"),
             id=23,
         ),
         panel(
             "Serve's control loop",
             "s",
-            "Duration of the last pass of Serve's own controller: seconds here delay every start and scaling.",
+            "Duration of the last control loop of Serve's controller. Seconds here delay all starts and scaling.",
             ("max(ray_serve_controller_control_loop_duration_s)", "last pass"),
             id=24,
         ),
         panel(
-            "Calls made again",
+            "Retried calls",
             "reqps",
-            "Calls to generators and reward models that were repeated because a replica failed.",
+            "Retries of calls to generators and reward models whose replica failed.",
             ("sum by (call) (rate(ray_banyan_retries_total{app}[rate]))", "{{call}}"),
             id=25,
         ),
         panel(
             "Endings",
             "percentunit",
-            "Share of all searches.",
+            "Fraction of all searches, by ending; degraded ones also have another ending.",
             (
                 (
                     "sum by (ending) (rate(ray_banyan_searches_total{app}[rate])) "
@@ -97,9 +97,9 @@ SEARCHES = Dashboard(
             ),
         ),
         panel(
-            "Rounds of a search",
+            "Rounds per search",
             "short",
-            "Mean number of decisions that led to calls.",
+            "Mean number of rounds per search, by strategy.",
             (
                 (
                     "sum by (strategy) (rate(ray_banyan_search_rounds_total{app}[rate])) "
@@ -111,7 +111,7 @@ SEARCHES = Dashboard(
         panel(
             "Steps",
             "ops",
-            "Written by the generators, scored by the reward models, and the same as a sibling.",
+            "Steps per second: written by generators, scored by reward models, and repeated (same text as a sibling).",
             ("sum(rate(ray_banyan_steps_written_total{app}[rate]))", "written"),
             ("sum(rate(ray_banyan_steps_scored_total{app}[rate]))", "scored"),
             ("sum(rate(ray_banyan_steps_repeated_total{app}[rate]))", "repeated"),
@@ -122,14 +122,14 @@ SEARCHES = Dashboard(
 REPLICAS = Dashboard(
     "banyan-replicas",
     "Banyan: replicas and scaling",
-    "How many replicas there are and should be, what presses on them, and what Serve says of them.",
+    "Actual and target number of replicas, their load, and their status in Serve.",
     (
         panel(
             "Replicas",
             "short",
-            "Healthy ones, and the number that Serve wants.",
+            "Healthy replicas, and the target of autoscaling.",
             ("sum by (deployment) (ray_serve_deployment_replica_healthy{app})", "{{deployment}}"),
-            ("max by (deployment) (ray_serve_autoscaling_target_replicas{app})", "{{deployment}}, wanted"),
+            ("max by (deployment) (ray_serve_autoscaling_target_replicas{app})", "{{deployment}}, target"),
         ),
         panel(
             "Status",
@@ -140,9 +140,9 @@ REPLICAS = Dashboard(
             ("min by (application) (ray_serve_application_status{app})", "application {{application}}"),
         ),
         panel(
-            "Starts of replicas",
+            "Replica starts",
             "short",
-            "In the last quarter of an hour.",
+            "Replicas started in the last 15 minutes.",
             (
                 (
                     "count by (deployment) (max_over_time(ray_serve_deployment_replica_starts_total{app}[15m]) "
@@ -152,9 +152,9 @@ REPLICAS = Dashboard(
             ),
         ),
         panel(
-            "Batch",
+            "Batch fill",
             "percentunit",
-            "Requests in a step of the engine over max_num_seqs, by generator.",
+            "Requests per engine step as a fraction of max_num_seqs, by generator.",
             ('avg by (replica) (ray_banyan_engine_batch_fill_ratio{app, deployment="Generator"})', "{{replica}}"),
         ),
         panel(
@@ -179,7 +179,7 @@ REPLICAS = Dashboard(
         panel(
             "Duration of calls at replicas",
             "ms",
-            "95%, as Serve measures it.",
+            "95th percentile, as measured by Serve.",
             (
                 (
                     "histogram_quantile(0.95, sum by (le, deployment) "
@@ -191,7 +191,7 @@ REPLICAS = Dashboard(
         panel(
             "Nodes",
             "percent",
-            "Use of each node's processors and memory.",
+            "CPU and memory usage of each node.",
             ("max by (instance) (ray_node_cpu_utilization)", "{{instance}} CPU"),
             ("100 * max by (instance) (ray_node_mem_used / ray_node_mem_total)", "{{instance}} memory"),
         ),
@@ -201,16 +201,16 @@ REPLICAS = Dashboard(
 TENANTS = Dashboard(
     "banyan-tenants",
     "Banyan: tenants",
-    "What each API key uses, by the first digits of its digest as `banyan keys` prints it, and what keys are refused.",
+    "Usage and refusals of API keys. A key is named by the first digits of its digest, as `banyan keys` prints it.",
     (
         panel(
             "Generated tokens",
             "short",
-            "A second, by key.",
+            "Tokens per second, by key.",
             ("sum by (key) (rate(ray_banyan_generated_tokens_total{app}[rate]))", "{{key}}"),
         ),
         panel(
-            "Share of the generated tokens",
+            "Share of generated tokens",
             "percentunit",
             "",
             (
@@ -222,15 +222,15 @@ TENANTS = Dashboard(
             ),
         ),
         panel(
-            "Tokens of an hour",
+            "Tokens in the last hour",
             "short",
-            "By key, to compare with its tokens_per_minute.",
+            "Generated tokens by key, to compare with the key's tokens_per_minute.",
             ("sum by (key) (increase(ray_banyan_generated_tokens_total{app}[1h]))", "{{key}}"),
         ),
         panel(
-            "Refused for the limits of a key",
+            "Requests over a key's limits",
             "reqps",
-            "Its places (owner), its tokens_per_minute, its bodies in transit.",
+            "Requests refused at a key's limit of concurrent requests, tokens per minute or request bodies.",
             (
                 (
                     'sum(rate(ray_banyan_refused_requests_total{app, reason=~"owner|tokens_per_minute|bodies"}[rate])) '
@@ -240,15 +240,15 @@ TENANTS = Dashboard(
             ),
         ),
         panel(
-            "Refused keys",
+            "Invalid keys",
             "reqps",
-            "Requests without a valid key, and with a key that may not do it.",
+            "Requests without a valid key (401), or whose key lacks the permission (403).",
             ('sum by (status) (rate(ray_banyan_refused_requests_total{app, status=~"401|403"}[rate]))', "{{status}}"),
         ),
         panel(
             "Refused flex requests",
             "reqps",
-            "Jobs and batches that made way for people.",
+            "Flex requests refused because the share of slots for flex is taken.",
             (
                 'sum(rate(ray_banyan_refused_requests_total{app, reason="flex"}[rate])) or vector(0)',
                 "flex",

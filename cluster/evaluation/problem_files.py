@@ -256,7 +256,7 @@ def _record(number: int, line: bytes) -> Record | BadLine:
     except (ValueError, RecursionError) as error:
         return BadLine(number, f"not JSON ({getattr(error, 'msg', None) or 'nested too deeply'})")
     if not isinstance(fields, dict):
-        return BadLine(number, f"a JSON object is wanted, this is {_kind(fields)}")
+        return BadLine(number, f"must be a JSON object, not {_kind(fields)}")
     return Record(number, fields)
 
 
@@ -266,7 +266,7 @@ def _reason(fields: dict[str, object], name: str, wanted: str) -> str | None:
         return f"no {name!r}"
     value = fields[name]
     if not isinstance(value, str):
-        return f"{name!r} must be {wanted}, this is {_kind(value)}"
+        return f"{name!r} must be {wanted}, not {_kind(value)}"
     if not value.strip():
         return f"{name!r} is empty"
     if "\0" in value:

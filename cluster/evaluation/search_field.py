@@ -68,7 +68,7 @@ def _put(given: dict[str, object], setting: str) -> None:
     """Adds one ``key=value``; the value is parsed as JSON, else taken as text."""
     key, equals, text = setting.partition("=")
     if not (key and equals and text):
-        raise SearchFieldError(f"{setting!r} is no setting: write key=value")
+        raise SearchFieldError(f"{setting!r} is not a setting: write key=value")
     try:
         value = json.loads(text)
     except ValueError:

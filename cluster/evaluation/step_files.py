@@ -146,9 +146,9 @@ class _Solution(_Line):
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
         if self.correct is None and self.labels is None:
-            raise ValueError("'correct' or 'labels' must be there")
+            raise ValueError("'correct' or 'labels' is missing")
         if self.labels is not None and len(self.labels) != len(self.steps):
-            raise ValueError(f"labels must be {len(self.steps)}, one for each step, not {len(self.labels)}")
+            raise ValueError(f"there must be {len(self.steps)} labels, one for each step, not {len(self.labels)}")
         return self
 
 
@@ -184,7 +184,7 @@ def parse_solutions(record: Record) -> list[LabelledSolution] | BadLine:
     except ValueError as error:
         return BadLine(number, str(error))
     has = ", ".join(map(repr, [*fields][:MAX_NAMES])) or "no field"
-    return BadLine(number, f"none of the forms that are read: {FORMS}; this line has {has}")
+    return BadLine(number, f"unknown format. Known are: {FORMS}; this line has {has}")
 
 
 def _of_process_bench(number: int, line: _ProcessBench) -> LabelledSolution:

@@ -115,7 +115,7 @@ class TrainingFile:
     def summary(self) -> str:
         """One line about the exported data."""
         if not self.trees:
-            return f"exported nothing: no search gave a tree; {self.path} is as it was"
+            return f"exported nothing: no search returned a tree; {self.path} is unchanged"
         correct, incorrect = (_count(self.examples[kind], f"{kind} path") for kind in (Kind.CORRECT, Kind.INCORRECT))
         missing = f"; {_count(self.missing, 'failed problem')} left out" if self.missing else ""
         return f"exported {_count(self.trees, 'tree')}, {correct} of hard problems, {incorrect} to {self.path}{missing}"

@@ -27,7 +27,7 @@ ENDING_S = 900.0
 """Seconds after which a batch that has to end, and cannot be ended in order, is ended with the results it has."""
 _THREADS = FairThreads(2, 1 << 16, "batches")
 """Threads that read and check whole files. More would only slow down the runner's event loop."""
-KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is not accepted any more")
+KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is no longer accepted")
 LEFT = {
     BatchStatus.CANCELLED: LineError(
         code="batch_cancelled", message="the batch was cancelled before this request was done"
@@ -86,7 +86,7 @@ class BatchRun:
         except Exception as error:
             if isinstance(error, StateDamaged) or not self._is_overdue():
                 raise
-            await self.end_as_it_is(f"its files could not be worked with: {type(error).__name__}")
+            await self.end_as_it_is(f"its files could not be read or written: {type(error).__name__}")
 
     async def _run(self, limits: StoreSettings, last: bool) -> None:
         batch = self._batch
@@ -96,7 +96,7 @@ class BatchRun:
         except FileNotFoundError:
             raise Damaged(batch.input_path, "is gone") from None
         except IsADirectoryError:
-            raise Damaged(batch.input_path, "is no file") from None
+            raise Damaged(batch.input_path, "is not a file") from None
         if isinstance(given, list):
             self._end(BatchStatus.FAILED, given)
             return

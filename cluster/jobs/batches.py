@@ -110,7 +110,7 @@ class BatchJobs:
             return False
 
     def _rest(self, pending: Pending, error: Exception) -> None:
-        logger.warning("a batch rests for %g s: %s: %s", REST_S, type(error).__name__, error)
+        logger.warning("a batch pauses for %g s: %s: %s", REST_S, type(error).__name__, error)
         self._rests[pending.name] = time.monotonic() + REST_S
 
     def _share(self) -> None:
@@ -171,7 +171,7 @@ class BatchJobs:
         state = pending.batch.state
         made = state.passes + 1
         rest_s = min(REST_S * 2 ** (made - 1), MAX_REST_S)
-        logger.warning("a batch is asked for again in %g s: %s", rest_s, error)
+        logger.warning("a batch is retried in %g s: %s", rest_s, error)
         told = {"passes": made, "rests_until": time.time() + rest_s, "again": True}
         pending.batch.tell(state.model_copy(update=told))
         self._next_pass[pending.name] = time.monotonic() + rest_s

@@ -82,7 +82,7 @@ class Lines:
         if not 0 < number <= self._last:
             raise ValueError(f"there is no line {number}")
         if number in self:
-            raise ValueError(f"line {number} is there twice")
+            raise ValueError(f"line {number} occurs twice")
         self._bits[number >> 3] |= 1 << (number & 7)
         self.count += 1
 
@@ -200,19 +200,21 @@ class Outputs:
         try:
             found = Identity.model_validate_json(self.identity_path.read_bytes())
         except (FileNotFoundError, ValidationError) as error:
-            raise Damaged(self.path, f"is there and is no job's: {self.identity_path.name} does not say so") from error
+            raise Damaged(
+                self.path, f"exists but belongs to no job: {self.identity_path.name} is missing or invalid"
+            ) from error
         compared = [name for name in Identity.model_fields if name != "model" or identity.model is not None]
         other = [name for name in compared if getattr(found, name) != getattr(identity, name)]
         if other:
             was = "; ".join(f"{name} was {getattr(found, name)} and is {getattr(identity, name)}" for name in other)
-            raise Damaged(self.path, f"is of another job: {was}. Name another file, or remove this one")
+            raise Damaged(self.path, f"belongs to another job: {was}. Choose another file, or remove this one")
 
     def _count(self, path: Path) -> None:
         for line in read_lines(path):
             try:
                 self.done.add(line_number(line))
             except (KeyError, TypeError, ValueError) as error:
-                raise Damaged(path, f"is not as a job leaves it: {error}") from error
+                raise Damaged(path, f"is damaged: {error}") from error
             self.failed += path == self.errors_path
 
     def _forget_failures(self) -> None:
@@ -251,7 +253,7 @@ def line_number(line: dict[str, Any]) -> int:
     """Number of the input line of a result or an error."""
     number = line["line"]
     if type(number) is not int:
-        raise ValueError(f"line {number!r} is no number")
+        raise ValueError(f"line {number!r} is not a number")
     return number
 
 
@@ -270,7 +272,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             except (ValueError, RecursionError):
                 parsed = None
             if not isinstance(parsed, dict):
-                raise Damaged(path, f"is not as a job leaves it: line {number} is no JSON object")
+                raise Damaged(path, f"is damaged: line {number} is not a JSON object")
             yield parsed
 
 

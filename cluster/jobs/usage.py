@@ -25,5 +25,5 @@ def usage_of(outputs: Outputs) -> BatchUsage:
             for name, count in counts.items():
                 total[name] += count or 0
         except (AttributeError, LookupError, TypeError):
-            raise Damaged(outputs.path, f"has a result that is no reply, of line {line['line']}") from None
+            raise Damaged(outputs.path, f"has a result that is not a reply, for line {line['line']}") from None
     return BatchUsage(**total)

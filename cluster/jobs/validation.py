@@ -22,14 +22,14 @@ def checking(path: Path, endpoint: str, most: int) -> Steps[JobInput | list[Line
     with path.open("rb") as file:
         name = other_format(file)
     if name is not None:
-        message = f"the file is {name.partition(';')[0]}, and JSON lines in UTF-8 are wanted"
+        message = f"the file is {name.partition(';')[0]}, but must be JSON lines in UTF-8"
         return [LineError(code="invalid_file", message=message)]
     try:
         given = yield from looking_at(path, InputKind.OPENAI)
     except ProblemFileError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
-        return [LineError(code="empty_file", message="the file has no line")]
+        return [LineError(code="empty_file", message="the file has no lines")]
     if given.lines > most:
         return [LineError(code="too_many_requests", message=f"a batch may have {most} requests, not {given.lines}")]
     faults: list[LineError] = []
@@ -50,11 +50,11 @@ def _fault(item: Item, endpoint: str, known: set[bytes]) -> LineError | None:
         return LineError(code="invalid_line", message=work.reason, line=line)
     assert not isinstance(work, EvalProblem)
     if work.url != endpoint:
-        message = f"url is {work.url}, and the batch is for {endpoint}"
+        message = f"url is {work.url}, but the batch's endpoint is {endpoint}"
         return LineError(code="mismatched_url", message=message, line=line, param="url")
     digest = hashlib.blake2b(work.custom_id.encode(), digest_size=16).digest()
     if digest in known:
-        message = f"the custom_id {work.custom_id[:80]!r} is there twice"
+        message = f"the custom_id {work.custom_id[:80]!r} occurs twice"
         return LineError(code="duplicate_custom_id", message=message, line=line, param="custom_id")
     known.add(digest)
     return None

@@ -118,7 +118,7 @@ def _check_port(host: str, port: int) -> None:
     except (OSError, OverflowError) as error:  # also where this machine has no IPv6
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchError(
-            f"cannot listen on {host}, port {port} ({reason}); name another with --host or --port"
+            f"cannot listen on {host}, port {port} ({reason}); choose another with --host or --port"
         ) from error
 
 
@@ -136,7 +136,7 @@ def _wait_healthy(url: str, deadline: float, logs: str) -> None:
                     return
                 last = f"HTTP {response.status_code}"
             time.sleep(POLL_S)
-    raise LaunchError(f"not healthy within {START_S:g} s: {url}/health gave {last}; logs: {logs}")
+    raise LaunchError(f"not healthy within {START_S:g} s: {url}/health returned {last}; logs: {logs}")
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:

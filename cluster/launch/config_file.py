@@ -61,7 +61,7 @@ def read_config(
     _refuse(f"{source}: ", _misread_by_serve(config))
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
-        raise LaunchError(f"{source} names no applications")
+        raise LaunchError(f"{source} has no applications")
     options = {} if (given := config.get("http_options")) is None else given
     if not isinstance(options, dict):
         raise LaunchError(f"{source}: http_options must be a mapping")

@@ -116,7 +116,7 @@ def deploy(config: ServeDeploySchema, deadline: float, logs: str, on_progress: C
         ]
         on_progress(", ".join(waiting) or "the application")
         time.sleep(POLL_S)
-    raise LaunchError(f"the application was not running in time; logs: {logs}")
+    raise LaunchError(f"the application did not start in time; logs: {logs}")
 
 
 def stop(before_ray_ends: Callable[[], None]) -> None:

@@ -31,7 +31,7 @@ def ensure_token(environment: MutableMapping[str, str] = os.environ) -> Path | N
             with suppress(FileExistsError):
                 os.link(file.name, path)  # atomic, and never replaces a token that a cluster uses
         if not path.stat().st_size:
-            raise LaunchError(f"{path} holds no token: remove it, and one is made")
+            raise LaunchError(f"{path} contains no token: remove it, and a new one is created")
     except OSError as error:
         raise LaunchError(f"cannot make Ray's token {path}: {error.strerror or error}") from error
     return path

@@ -73,11 +73,11 @@ def _misread(node: yaml.Node) -> str | None:
     """What to write in place of a value that YAML 1.1 reads as something else than it looks like; None of any other."""
     kind = node.tag.rpartition(":")[2]
     if kind == "value":  # a lone =
-        return "this is no text in YAML; write it in quotes"
+        return "YAML does not read this as text; write it in quotes"
     if kind == "timestamp":
-        return "this is a date in YAML; write it in quotes"
+        return "YAML reads this as a date; write it in quotes"
     if kind in ("int", "float") and ":" in node.value:
-        return "this is a number of base 60 in YAML; write one number, or a text in quotes"
+        return "YAML reads this as a number of base 60; write one number, or a text in quotes"
     if kind == "int" and OCTAL.fullmatch(node.value):
-        return "this is a number of base 8 in YAML; write it without the leading zero, or a text in quotes"
+        return "YAML reads this as a number of base 8; write it without the leading zero, or a text in quotes"
     return None

@@ -38,7 +38,7 @@ def claimed(paths: TrainingPaths, identity: dict[str, Any]) -> Iterator[None]:
     """
     identity = json.loads(json.dumps(identity))
     if paths.output.exists() and not paths.identity.exists() and any(paths.output.iterdir()):
-        raise DirectoryTaken(f"{paths.output} is there and is no training's; name another directory")
+        raise DirectoryTaken(f"{paths.output} exists but is not the output of a training; choose another directory")
     paths.work.mkdir(parents=True, exist_ok=True)
     with (paths.work / "lock").open("w") as lock:
         try:
@@ -51,7 +51,7 @@ def claimed(paths: TrainingPaths, identity: dict[str, Any]) -> Iterator[None]:
         other = [name for name in identity if found.get(name) != identity[name]]
         if other:
             was = "; ".join(f"{name} was {found.get(name)} and is {identity[name]}" for name in other)
-            raise DirectoryTaken(f"{paths.output} is of another training: {was}. Name another directory")
+            raise DirectoryTaken(f"{paths.output} belongs to another training: {was}. Choose another directory")
         yield
 
 

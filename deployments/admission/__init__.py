@@ -1,1 +1,1 @@
-"""Admission of requests: API keys, request bodies, token quotas, places, and the proxy's early refusals."""
+"""Admission of requests: API keys, request bodies, token quotas, slots, and the proxy's early refusals."""

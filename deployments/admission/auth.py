@@ -43,7 +43,9 @@ def check_operator(scope: Scope) -> None:
     is_forwarded = any(name in FORWARDED for name, _ in scope["headers"])
     is_local = (is_loopback(host) and not is_forwarded) or is_job(scope)
     if not (is_local if key is None else key.operator):
-        raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
+        raise Forbidden(
+            "only the operator may read this: use a key marked as operator; without keys, connect from loopback"
+        )
 
 
 def is_job(scope: Scope) -> bool:
@@ -79,7 +81,7 @@ class ApiKeys:
         self._known = {record.digest.encode("ascii"): record for record in records}
 
     def __repr__(self) -> str:
-        return f"ApiKeys({'not told yet' if self._known is None else f'{len(self._known)} keys'})"
+        return f"ApiKeys({'not set yet' if self._known is None else f'{len(self._known)} keys'})"
 
     @property
     def told(self) -> bool:
@@ -112,7 +114,7 @@ class ApiKeys:
         for record in (self._known or {}).values():
             if store_owner(record) == owner:
                 return record
-        raise Unauthorized("the API key of this batch is not accepted any more")
+        raise Unauthorized("the API key of this batch is no longer accepted")
 
 
 class AsJob:
@@ -148,7 +150,7 @@ class RequireKey:
             _set_key(scope, record)
             await self._app(scope, receive, send)
             return
-        message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"
+        message = "the API key is not valid" if key else "an API key is required: send Authorization: Bearer <key>"
         await Unauthorized(message).response()(scope, receive, send)
 
 

@@ -39,4 +39,4 @@ async def by_size(work: Callable[[], T], size: int, client: str) -> T:
     except ThreadsFull:
         raise Busy("too many long bodies are being read; send fewer at a time", "bodies") from None
     except TimeoutError:
-        raise Busy(f"the body was not read within {WAIT_S:.0f} s; send shorter ones, or fewer", "bodies") from None
+        raise Busy(f"the body was not read within {WAIT_S:.0f} s; send shorter bodies, or fewer", "bodies") from None

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.service.places import NoPlace, Refused
+from deployments.service.slots import NoSlot, Refused
 
 NO_FLEX = "resource_unavailable"
 """Code of a refused flex request. OpenAI's flex processing answers "429 Resource Unavailable" without capacity."""
@@ -183,7 +183,7 @@ class DeadlineExceeded(ApiError):
     status, type, default_code = 504, "server_error", "deadline_exceeded"
 
 
-def no_place(error: NoPlace) -> Busy:
-    """Converts the refusal of a place to the error the client gets."""
+def no_slot(error: NoSlot) -> Busy:
+    """Converts the refusal of a slot to the error the client gets."""
     code = NO_FLEX if error.reason is Refused.FLEX else None
     return Busy(str(error), error.reason, error.retry_after_s, code)

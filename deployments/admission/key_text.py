@@ -9,7 +9,7 @@ NO_PART_OF_A_KEY = frozenset(f"{QUOTES}`,;<>[]{{}}\\")
 """What separates and encloses keys where somebody writes several, or a placeholder."""
 WHAT_A_KEY_IS = (
     "an API key consists of printable ASCII without blanks, quotes, commas, semicolons, backslashes and brackets, and "
-    "has = only at its end"
+    "may have = only at its end"
 )
 
 

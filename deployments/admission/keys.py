@@ -22,7 +22,8 @@ NO_LIMITS = KeyLimits()
 
 
 def key_digest(key: str) -> str:
-    """Returns the SHA-256 of a key as hexadecimal digits."""
+    """Returns the SHA-256 of a key as hexadecimal digits. No slower hash is needed: keys have at least 16 characters,
+    and every request computes it."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -62,7 +63,7 @@ def read_records(file: Path | None, environment: Mapping[str, str] = os.environ)
     keys: dict[str, tuple[KeyLimits, bool]] = {}
     if given := environment.get(ENVIRONMENT):
         if not (named := bare_keys(given)):
-            raise ValueError(f"{ENVIRONMENT} is set and holds no key")
+            raise ValueError(f"{ENVIRONMENT} is set but contains no key")
         for key in named:
             _check(key, ENVIRONMENT)
             keys[key] = NO_LIMITS, False
@@ -89,7 +90,7 @@ def _keys_of(file: Path) -> dict[str, tuple[KeyLimits, bool]]:
             _check(key, where)
             keys[key] = _limits([word for word in words if word != OPERATOR], where), OPERATOR in words
     if not keys:
-        raise ValueError(f"http.api_keys_file {file} holds no key")
+        raise ValueError(f"http.api_keys_file {file} contains no key")
     return keys
 
 
@@ -111,5 +112,5 @@ def _limits(words: Sequence[str], where: str) -> KeyLimits:
         )
     except ValueError:
         allowed = ", ".join(f"{name}=NUMBER" for name in KeyLimits.model_fields)
-        message = f"{where}: behind a key may stand its limits: {allowed}, each at least 1; and {OPERATOR}"
+        message = f"{where}: after a key only its limits may follow ({allowed}, each at least 1), and {OPERATOR}"
         raise ValueError(message) from None

@@ -78,7 +78,7 @@ class Bodies:
                     parts.append(part)
                 return b"".join(parts)
         except TimeoutError:
-            raise BodyTimeout("the request body came too slowly; others waited for its slot") from None
+            raise BodyTimeout("the request body arrived too slowly while others waited for its slot") from None
         finally:
             self._reading.pop(limit, None)
 
@@ -89,7 +89,7 @@ class Bodies:
             Busy: it may not.
         """
         most = BODIES_PER_MINUTE * self._limit
-        refusal = f"this client has sent its {most} bytes of the minute; send shorter bodies, or fewer"
+        refusal = f"this client has reached its limit of {most} body bytes per minute; send shorter bodies, or fewer"
         self._bytes.check(client, most, refusal, "body_bytes", count)
 
     def _make_room(self, client: str) -> None:
@@ -105,7 +105,7 @@ class Bodies:
         now = asyncio.get_running_loop().time()
         slowest, slot = next(iter(self._reading.items()))
         if own:
-            raise Busy(f"{own} request bodies are in transfer already; send fewer at a time", "bodies")
+            raise Busy(f"{own} request bodies of this client are in transfer already; send fewer at a time", "bodies")
         if now - slot.since < PATIENCE_S:
             raise Busy("too many request bodies of other clients are in transfer; try again shortly", "bodies")
         del self._reading[slowest]
@@ -137,7 +137,7 @@ async def arriving(receive: Receive, most: int, longest_s: float) -> AsyncGenera
             async with asyncio.timeout_at(started + allowed):
                 message = await receive()
         except TimeoutError:
-            raise BodyTimeout(f"the request body came too slowly: {read} bytes in {allowed:.0f} s") from None
+            raise BodyTimeout(f"the request body arrived too slowly: {read} bytes in {allowed:.0f} s") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part: bytes = message.get("body", b"")
@@ -164,4 +164,4 @@ def check_declared(scope: Scope, most: int) -> int:
 
 
 def too_large(most: int, size: str) -> BodyTooLarge:
-    return BodyTooLarge(f"the request body may have {most} bytes, not {size}")
+    return BodyTooLarge(f"the request body may have at most {most} bytes, not {size}")

@@ -61,8 +61,10 @@ class CheckOrigin:
         if route_path(scope) not in OPEN_PATHS:
             for host in headers.getlist("host"):
                 if not self._is_ours(host):
-                    message = f"this endpoint has no API keys, so it is not served as {host[:100]!r}"
-                    return Forbidden(f"{message}; http.allowed_origins may name it", code="host_not_allowed")
+                    message = f"this endpoint has no API keys, so it does not answer to the host name {host[:100]!r}"
+                    return Forbidden(
+                        f"{message}; to allow the name, add its origin to http.allowed_origins", code="host_not_allowed"
+                    )
         origin = headers.get("origin")
         host = headers.get("host", "").lower()
         # The scheme may differ: a proxy in front may add TLS.
@@ -73,7 +75,9 @@ class CheckOrigin:
         if not is_own or (is_cross_site and not is_link):
             page = "this page" if origin is None else f"a page of {origin[:100]!r}"
             message = f"this endpoint has no API keys, so {page} may not use it"
-            return Forbidden(f"{message}; http.allowed_origins names those that may", code="origin_not_allowed")
+            return Forbidden(
+                f"{message}; to allow it, add its origin to http.allowed_origins", code="origin_not_allowed"
+            )
         return None
 
     def _is_ours(self, host: str) -> bool:

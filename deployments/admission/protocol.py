@@ -57,7 +57,9 @@ class Refusal(NamedTuple):
 
 MALFORMED = Refusal(400, "the request is not valid HTTP", "invalid_http")
 TOO_SLOW = Refusal(408, f"the request's headers were not complete after {REQUEST_S:g} s", "request_timeout")
-TOO_LONG = Refusal(431, f"the headers may be {MAX_HEADERS} in {MAX_HEADER_BYTES} bytes", "headers_too_large")
+TOO_LONG = Refusal(
+    431, f"at most {MAX_HEADERS} headers of together {MAX_HEADER_BYTES} bytes are allowed", "headers_too_large"
+)
 
 
 def install() -> None:

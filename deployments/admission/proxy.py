@@ -40,7 +40,7 @@ APPLICATIONS = "/-/routes"
 nothing else asks: load balancers and KubeRay ask ``/-/healthz``, which tells only that the proxy is up."""
 
 WORK = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
-"""Routes that need a place: their registered paths get the `Admission` of the controller."""
+"""Routes that need a slot: their registered paths get the `Admission` of the controller."""
 CAPACITY_HEADER = "x-banyan-room"
 """Header from a controller to the proxy: the controller's name and how many requests it has room for: ``3f6c 128``."""
 REMEMBERED_S = 60.0
@@ -56,7 +56,7 @@ MOST_RESTING = 10_000
 MESSAGES = {
     "places": "all slots for searches are taken; try again shortly",
     "owner": "this API key has reached its limit of concurrent requests (limits.places)",
-    "tokens_per_minute": "this API key has used its tokens per minute (limits.tokens_per_minute)",
+    "tokens_per_minute": "this API key has reached its limit of tokens per minute (limits.tokens_per_minute)",
 }
 """Error message by reason of refusal."""
 
@@ -134,7 +134,7 @@ class ProxyAdmission:
 
     Forwarding a request that is then refused costs the proxy and the controller milliseconds each: a burst of hundreds
     would delay all other requests, /health included. A request is counted from the end of its body to the end of its
-    reply; a body still arriving may be slow and does not count. The announced rooms exceed places and queue, so a
+    reply; a body still arriving may be slow and does not count. The announced rooms exceed slots and queue, so a
     request refused here would be refused by a controller too. Until a controller has announced its room, no request is
     refused. The proxy cannot check API keys: it knows a key only after a controller has reported it at its limits.
     """

@@ -97,7 +97,7 @@ class BodyLimits:
 
 
 def _too_large(method: str, most: int) -> Response:
-    message = f"the request body may have {most} bytes" if most else f"{method} takes no body"
+    message = f"the request body may have at most {most} bytes" if most else f"{method} takes no body"
     return _error(413, "invalid_request_error", "body_too_large", message)
 
 

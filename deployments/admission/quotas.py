@@ -72,7 +72,7 @@ class TokenQuotas:
             Busy: the key has used up its quota.
         """
         if (most := key.limits.tokens_per_minute) is not None:
-            refusal = f"this API key has used its {most} tokens of the minute (limits.tokens_per_minute)"
+            refusal = f"this API key has used {most} tokens within a minute, its limit (limits.tokens_per_minute)"
             self._usage.check(key.digest, most, refusal, "tokens_per_minute")
 
     def charge(self, key: KeyRecord, tokens: int) -> None:

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 FLEX = "flex"
-"""Lower priority: admitted while places are left, served after all other requests, with the same answer."""
+"""Lower priority: admitted while slots are left, served after all other requests, with the same answer."""
 DEFAULT = "default"
 
 ServiceTier = Annotated[
     Literal["auto", "default", "flex", "fast", "priority", "scale", "ultrafast"],
-    Field(description="flex: of lower priority, let in where places are left. All others of OpenAI's are default."),
+    Field(
+        description="flex: low priority, admitted only while enough slots are left. All other tiers count as default."
+    ),
 ]
 """The values that OpenAI's clients may send."""
 _FIELD = re.compile(rb'"service_tier"\s*:\s*"flex"')
@@ -27,7 +29,7 @@ def may_ask_flex(body: bytes) -> bool:
 
 
 def asks_flex(body: bytes) -> bool:
-    """Whether a request is flex. False for an invalid body, which is refused later, when the request has a place."""
+    """Whether a request is flex. False for an invalid body, which is refused later, when the request has a slot."""
     return _parsed(body).get("service_tier") == FLEX
 
 

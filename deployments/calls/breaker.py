@@ -99,12 +99,14 @@ class Breaker:
         try:
             silent_s = await self._look()
         except Exception as error:
-            logger.debug("no sign of life of %s: %r", self._name, error)
+            logger.debug("no heartbeat from %s: %r", self._name, error)
         else:
             self._sign_at = max(self._sign_at, time.monotonic() - silent_s)
 
     async def _stay_open(self) -> None:
-        logger.warning("%s is gone: no sign of life for %.0f s; its calls are refused", self._name, self._silent_s)
+        logger.warning(
+            "%s is unavailable: no heartbeat for %.0f s; its calls fail until it answers", self._name, self._silent_s
+        )
         self.open = True
         now = asyncio.get_running_loop().time()
         for limit in self._waiting:
@@ -113,16 +115,16 @@ class Breaker:
             try:
                 await self._probe()
             except Exception as error:
-                logger.debug("%s is not back: %r", self._name, error)
+                logger.debug("%s is still unavailable: %r", self._name, error)
                 await asyncio.sleep(min(PROBE_EVERY_S, self._every_s))
             else:
                 break
         self.open = False
-        logger.warning("%s is back", self._name)
+        logger.warning("%s is available again", self._name)
 
     @property
     def _silent_s(self) -> float:
         return time.monotonic() - self._sign_at
 
     def _gone(self) -> CircuitOpen:
-        return CircuitOpen(f"{self._name} is gone: there was no sign of life for {self._patience_s:g} s")
+        return CircuitOpen(f"{self._name} is unavailable: no heartbeat for {self._patience_s:g} s")

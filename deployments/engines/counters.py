@@ -186,4 +186,4 @@ async def engine_leftovers(engine: AsyncLLM, settle_s: float) -> list[str]:
     except EngineDeadError:
         return ["the engine is dead"]
     unfinished = engine.get_num_unfinished_requests()
-    return [f"the engine's client waits for {unfinished} requests"] if unfinished else []
+    return [f"the engine's client still waits for {unfinished} requests"] if unfinished else []

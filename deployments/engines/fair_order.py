@@ -21,7 +21,7 @@ OTHERS_S = 60.0
 class _Packet(NamedTuple):
     """The requests of one turn of a search."""
 
-    place: int
+    position: int
     """Their position in the order."""
     requests: int
     """Number of requests so far."""
@@ -29,7 +29,7 @@ class _Packet(NamedTuple):
     @property
     def after(self) -> int:
         """The position of the search's next turn, unless this one is served before."""
-        return self.place + self.requests
+        return self.position + self.requests
 
 
 class FairOrder:
@@ -50,23 +50,23 @@ class FairOrder:
 
     def position(self, search_id: str) -> int:
         """The position of a search's next request: lower goes first."""
-        place, requests = self._packet(search_id)
-        self._packets[search_id] = _Packet(place, requests + 1)
+        position, requests = self._packet(search_id)
+        self._packets[search_id] = _Packet(position, requests + 1)
         if len(self._packets) > self._forget_above:
             self._forget()
-        return place
+        return position
 
     def _packet(self, search_id: str) -> _Packet:
         """The packet of a search's next request: the search's last packet, or a new one if that is full or served."""
         packet = self._packets.get(search_id, _Packet(self.now, 0))
-        if packet.requests == TURN or packet.place < self.now:
+        if packet.requests == TURN or packet.position < self.now:
             return _Packet(max(self.now, packet.after), 0)
         return packet
 
-    def served(self, place: int) -> None:
-        """Records that a request at position ``place`` has finished. New requests get later positions: at the same one,
-        a stream of searches with one request each could pass another search for ever."""
-        self.now = max(self.now, place + 1)
+    def served(self, position: int) -> None:
+        """Records that the request at ``position`` has finished. New requests get later positions: at the same one, a
+        stream of searches with one request each could pass another search for ever."""
+        self.now = max(self.now, position + 1)
 
     def forget_all(self) -> None:
         """Forgets all searches, also those with positions that were never served."""
@@ -162,14 +162,14 @@ class OwnerOrder:
         self._left -= 1
         self._owners[owner].next_turn = began + 1
 
-    def priority(self, owner: str, place: int) -> int:
+    def priority(self, owner: str, position: int) -> int:
         """A position of an owner on a scale of all owners, on which each one's next position is the same."""
-        return max(0, self._clock + place - self._owners[owner].order.now)
+        return max(0, self._clock + position - self._owners[owner].order.now)
 
-    def served(self, owner: str, place: int) -> None:
+    def served(self, owner: str, position: int) -> None:
         """Records that a request of an owner at a position has finished."""
-        self._clock = max(self._clock, self.priority(owner, place) + 1)
-        self._owners[owner].order.served(place)
+        self._clock = max(self._clock, self.priority(owner, position) + 1)
+        self._owners[owner].order.served(position)
 
     def _is_full(self, owner: str) -> bool:
         if self._owners[owner].running < self._max_running:

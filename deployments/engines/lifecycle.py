@@ -277,13 +277,13 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     try:
         expected = expected_geometry(engine.vllm_config)
     except UnknownGeometry as unknown:
-        logger.info("the KV cache of %s has the engine's geometry, unchecked: %s", engine.model_config.model, unknown)
+        logger.info("the geometry of the KV cache of %s could not be checked: %s", engine.model_config.model, unknown)
         return found
     if found != expected:
         more = found.bytes_per_block - expected.bytes_per_block
         raise EngineStartError(
             f"the KV cache of {engine.model_config.model!r} has {found}; "
-            f"by its configuration it would have {expected}: {more:+d} bytes a block"
+            f"the model's configuration implies {expected}: {more:+d} bytes per block"
         )
     return found
 
@@ -291,7 +291,7 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
 async def _require_all_weights(engine: AsyncLLM) -> None:
     """Raises EngineStartError when a worker has a weight that it did not load."""
     if missing := sorted({name for found in await _worker_replies(engine, "missing_weights") for name in found}):
-        raise EngineStartError(f"weights that {engine.model_config.model!r} lacks: {listed(missing)}")
+        raise EngineStartError(f"{engine.model_config.model!r} lacks weights: {listed(missing)}")
 
 
 async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
@@ -355,7 +355,9 @@ def _start(
 ) -> AsyncLLM:
     envs.disable_envs_cache()
     if envs.VLLM_USE_V2_MODEL_RUNNER and not HAS_TRITON:  # it would start, and die at its first request
-        raise EngineStartError("VLLM_USE_V2_MODEL_RUNNER wants vLLM's newer model runner, which needs Triton: unset it")
+        raise EngineStartError(
+            "VLLM_USE_V2_MODEL_RUNNER selects vLLM's newer model runner, which needs Triton: unset it"
+        )
     drop_service_links()  # of a cluster that was started by hand in a pod
     template = template_of(settings)
     variables = {**engine_environment(settings), **sockets.environment}

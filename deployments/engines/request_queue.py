@@ -208,12 +208,12 @@ class RequestQueue:
     Requests written ahead start while no others wait and few run, and end when others need their slot or memory.
     """
 
-    def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
+    def __init__(self, batch: int, clamp: KVClamp | None = None, surplus: float = 0.25) -> None:
         """
         Args:
             batch: maximum number of requests that the engine runs at a time.
             clamp: the check for KV memory; None for no check.
-            ahead: number of requests that the engine holds beyond its batch, as a share of the batch. They start when
+            surplus: number of requests that the engine holds beyond its batch, as a share of the batch. They start when
                 a slot of the batch is free.
         """
         self.clamp = clamp
@@ -221,7 +221,7 @@ class RequestQueue:
         self._since_step = 0
         """Number of requests written ahead that started since the newest engine step."""
         self._batch = batch
-        self._slots = batch + math.ceil(ahead * batch)
+        self._slots = batch + math.ceil(surplus * batch)
         self._order = OwnerOrder(batch)
         self._waiting = {False: _Queued(self._order), True: _Queued(self._order)}
         """Requests without reserved memory, by whether they are flex."""

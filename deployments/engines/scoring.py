@@ -112,7 +112,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
 
     failure = ScorerError
     requests_are = "items"
-    queued_ahead: ClassVar[float] = 1.0
+    queue_surplus: ClassVar[float] = 1.0
     """Share of a batch that the engine holds beyond its batch. A query takes one engine step, so a whole further batch
     has to be at the engine when the step ends."""
     _settings: RewardModelSettings
@@ -131,7 +131,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         family = self._settings.reader(self._settings, engine_tokenizer(engine, self._settings))
         counters = EngineCounters.of(engine)
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
-        queue = RequestQueue(self._settings.max_num_seqs, clamp, self.queued_ahead)
+        queue = RequestQueue(self._settings.max_num_seqs, clamp, self.queue_surplus)
         counters.on_step = queue.stepped
         return StartedScorer(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
 
@@ -368,7 +368,7 @@ def odd_rewards(right: float, wrong: float) -> str | None:
     if abs(right - wrong) < MIN_DIFFERENCE:
         return f"{told}: they are the same"
     if {right, wrong} <= {0.0, 1.0}:
-        return f"{told}: such rewards know no doubt, as those of weights that were not trained"
+        return f"{told}: rewards of exactly 0 and 1 suggest that the weights were not trained"
     return None
 
 

@@ -41,7 +41,7 @@ WriteAheadSetting: TypeAlias = Annotated[float, Field(gt=0, le=16)] | Literal["a
 """Whether a generator replica writes ahead, and how far; see `deployments.engines.write_ahead`."""
 
 SystemPrompt: TypeAlias = Annotated[
-    str | None, Field(description="System turn before the question, where the model wants one.")
+    str | None, Field(description="System message before the question, if the model was trained with one.")
 ]
 
 
@@ -144,7 +144,7 @@ class Settings(BaseModel):
 
 
 class ReplicaSettings(Settings):
-    """How many replicas a deployment has and what each of them reserves."""
+    """The number of a deployment's replicas, and the resources that each of them reserves."""
 
     min_replicas: int = Field(
         1, ge=1, le=1024, description="Lower bound of autoscaling, and the number of replicas at the start."
@@ -198,11 +198,14 @@ class ReplicaSettings(Settings):
         return self
 
 
-class EngineSettings(Settings):
-    """One vLLM engine. What is not named here goes into ``engine_args`` under vLLM's own name."""
+MODEL = "Model directory, hub id, or an embedded model: `embedded:generator` or `embedded:prm`."
+"""Description of the setting ``model``."""
 
-    model: str
-    """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
+
+class EngineSettings(Settings):
+    """One vLLM engine. All other arguments of vLLM go into ``engine_args`` under vLLM's names."""
+
+    model: str = Field(description=MODEL)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="Data type of weights, activations and KV. `auto`: float32 on a CPU; on a GPU the checkpoint's "
@@ -313,7 +316,9 @@ class EngineSettings(Settings):
         found: dict[str, str] = {}
         tokenizer = self.engine_args.get("tokenizer")
         if tokenizer and _looks_local(tokenizer) and not Path(tokenizer).is_dir():
-            found["engine_args.tokenizer"] = f"there is no directory {tokenizer}; a hub id, or a tokenizer's directory"
+            found["engine_args.tokenizer"] = (
+                f"there is no directory {tokenizer}: give a hub id, or a tokenizer's directory"
+            )
         if self.chat_template_file and not self.chat_template_file.is_file():
             found["chat_template"] = f"there is no file {self.chat_template}"
         return found
@@ -350,26 +355,26 @@ class EngineSettings(Settings):
     @classmethod
     def _known_embedded(cls, model: str) -> str:
         if model.startswith("embedded:") and model not in (EMBEDDED_GENERATOR, EMBEDDED_PRM):
-            raise ValueError(f"no embedded model {model!r}; there are {EMBEDDED_GENERATOR!r} and {EMBEDDED_PRM!r}")
+            raise ValueError(f"unknown embedded model {model!r}; available: {EMBEDDED_GENERATOR!r}, {EMBEDDED_PRM!r}")
         return model
 
 
 class GeneratorSettings(EngineSettings):
     """The generator: a causal language model behind a chat template."""
 
-    model: str = EMBEDDED_GENERATOR
+    model: str = Field(EMBEDDED_GENERATOR, description=MODEL)
     served_name: str = Field("banyan-arithmetic", min_length=1, description="Model name at the HTTP endpoint.")
     step_delimiter: Delimiter = Field(
         "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
     )
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
-        description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search goes on "
-        "with fewer, `off` lets vLLM preempt.",
+        description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search "
+        "continues with fewer, `off` lets vLLM preempt.",
     )
     write_ahead: WriteAheadSetting = Field(
         "auto",
-        description="How many children an idle replica generates before their search asks for them, as a multiple "
-        "of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none, and no solutions "
-        "of later rounds of a vote either.",
+        description="Number of children that an idle replica generates before their search requests them, as a "
+        "multiple of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none, "
+        "and no solutions of later rounds of a vote either.",
     )

@@ -49,14 +49,14 @@ def private_directory() -> Path:
     Its path is short, as those of the sockets below it have to be.
 
     Raises:
-        PermissionError: it is not this user's alone.
+        PermissionError: it belongs to another user or is open to others.
         OSError: it cannot be created.
     """
     path = Path(tempfile.gettempdir()) / f"banyan-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if path.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is not this user's alone")
+        raise PermissionError(f"{path} must belong to this user and be closed to others (mode 0700)")
     return path
 
 

@@ -139,7 +139,7 @@ class Template:
             sending.close()
             try:
                 if not receiving.poll(FORK_S):
-                    raise TemplateLost("a forked process gave no result in time")
+                    raise TemplateLost("a forked process returned no result in time")
                 result, error = pickle.loads(receiving.recv_bytes())  # noqa: S301 - from a process of our own
             except EOFError as lost:
                 raise TemplateLost("a forked process ended without a result") from lost

@@ -40,7 +40,7 @@ class VerificationEngine(ScoringEngine):
     was written of its critiques, or behind the prompt alone. Such a reward is partial: it is not remembered.
     """
 
-    queued_ahead: ClassVar[float] = 0.25
+    queue_surplus: ClassVar[float] = 0.25
     _settings: VerifierSettings
 
     def __init__(self, settings: VerifierSettings) -> None:

@@ -60,7 +60,7 @@ class HangDetector:
         silent = signs.owes and signs.reports == last.reports
         self.silent_s = self.silent_s + seconds if silent and not computes() else 0.0
         if self.silent_s >= self._stall_s:
-            return f"the engine hangs: it owes a reply and has done nothing for {self.silent_s:.0f} s"
+            return f"the engine hangs: it has work but has done nothing for {self.silent_s:.0f} s"
         if self._stuck_s >= self._max_step_s:
             return f"the engine hangs: no progress on its requests for {self._stuck_s:.0f} s"
         return None

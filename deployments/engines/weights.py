@@ -82,7 +82,7 @@ def _fit(settings: EngineSettings, directory: Path, stored: Stored) -> Fit:
         config.update(settings.engine_args.get("hf_overrides") or {})
         needed = _needed(family, config) if config.get_text_config() is config else None  # else several models in one
     except Exception as error:  # an unknown or malformed configuration: the engine says what is wrong with it
-        logger.info("the configuration of %s is left to the engine: %s", directory, error)
+        logger.info("the configuration of %s cannot be read here, only by the engine: %s", directory, error)
         needed = None
     if needed is None:
         return Fit([], [], [])
@@ -161,7 +161,7 @@ def _fit_of_model(needed: _Needed, config: "PreTrainedConfig", stored: Stored, q
             found, _ = convert_and_load_state_dict_in_model(model, stored, loading)
             model._adjust_missing_and_unexpected_keys(found)
     except Exception as error:  # a model that transformers cannot build from this configuration: vLLM may
-        logger.info("the weights of a %s are left to the engine: %r", config.model_type, error)
+        logger.info("the weights of a %s are loaded by vLLM instead of by Banyan: %r", config.model_type, error)
         return Fit([], [], [])
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", {})
     missing = {name for name, _ in model.named_parameters(remove_duplicate=False)} & found.missing_keys

@@ -67,7 +67,7 @@ def _advice(fault: str, given: Any) -> str:
     if fault in {"string_type", "path_type"} and isinstance(given, int | float | date):
         return f'write it in quotes: "{given}"'
     if fault.startswith(("int_", "float_")) and isinstance(given, str) and EXPONENT.fullmatch(given):
-        return "YAML reads an exponent only behind a dot and with a sign: 4.0e+9"
+        return "YAML reads an exponent only after a dot and with a sign: 4.0e+9"
     return ""
 
 

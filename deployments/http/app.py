@@ -41,7 +41,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in FEATURES:
         app.router.routes += map(copy, each.router.routes)
-    admission = Admission(endpoint.searches.places, endpoint.quotas, endpoint.loop_delay, endpoint.live)
+    admission = Admission(endpoint.searches.slots, endpoint.quotas, endpoint.loop_delay, endpoint.live)
     bodies: dict[Any, type[BaseModel]] = {
         chat.chat_completions: ChatRequest,
         searches.search: ChatRequest,

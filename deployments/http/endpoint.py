@@ -11,7 +11,7 @@ from deployments.admission.body_threads import read_by
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, NotFound
-from deployments.admission.middleware import place_of
+from deployments.admission.middleware import slot_of
 from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
 from deployments.http.chat.jobs import Jobs
@@ -74,14 +74,14 @@ class Endpoint:
     async def prepared(self, request: Request, prepare: Callable[[dict[str, Any]], T]) -> T:
         """Returns ``prepare`` of an admitted request's JSON object; a long body is handled in a thread.
 
-        At most as many requests are prepared at once as there are places.
+        At most as many requests are prepared at once as there are slots.
 
         Raises:
             ApiError: the request was not admitted; nothing was read.
             UnsupportedMedia, BadRequest, Busy: see `check_media`, `parsed_object` and `read_by`. Also all errors of
                 ``prepare``.
         """
-        place_of(request.scope)
+        slot_of(request.scope)
         check_media(request.headers)
         body, client = await request.body(), client_of(request.scope)
         return await read_by(lambda body: prepare(parsed_object(body)), body, client)
@@ -96,7 +96,7 @@ class Endpoint:
         """
         if self.schemas is None:
             return
-        owner = place_of(request.scope).owner.name
+        owner = slot_of(request.scope).owner.name
         try:
             await while_connected(request.receive, self.schemas.check(job.json_schema, owner))
         except SchemaTooDear as error:
@@ -120,11 +120,11 @@ async def _kept(served: Served) -> StoreAccess:
     """
     if served.kept is None:
         message = (
-            "files, batches, searches and responses are not kept here: the operator has not set controller.store.path"
+            "files, batches, searches and responses are not stored here: the operator has not set controller.store.path"
         )
         raise NotFound(message, code="store_disabled")
     return served.kept
 
 
-KeptHere = Annotated[StoreAccess, Depends(_kept)]
+ServedStore = Annotated[StoreAccess, Depends(_kept)]
 """Type of the handler parameter that receives the store."""

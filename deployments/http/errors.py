@@ -18,10 +18,10 @@ from deployments.admission.errors import (
     Gone,
     NotFound,
     Unavailable,
-    no_place,
+    no_slot,
 )
-from deployments.service.places import NoPlace
 from deployments.service.schemas import SchemasBusy
+from deployments.service.slots import NoSlot
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
@@ -55,10 +55,10 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, NoPlace):
-        return no_place(error)
+    if isinstance(error, NoSlot):
+        return no_slot(error)
     if isinstance(error, TimeoutError):
-        return DeadlineExceeded("the request was not done by its deadline")
+        return DeadlineExceeded("the request did not finish before its deadline")
     if isinstance(error, NotThere):
         return NotFound(str(error))
     if isinstance(error, Damaged):
@@ -85,8 +85,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HarmfulRequest):
         return EndsEngines(str(error))
     if isinstance(error, GeneratorError):
-        logger.warning("the generator could not write: %s", error)
-        return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
+        logger.warning("the generator failed: %s", error)
+        return Unavailable("the generator failed on every replica; try again", code="generator_unavailable")
     if isinstance(error, HookError):
         logger.warning("%s", error)
         return Unavailable("the step hook failed; try again", code="step_hook_failed")
@@ -95,7 +95,7 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest("the process reward model cannot read this path", "steps")
     if isinstance(error, ScorerError):
         logger.warning("no rewards: %s", error)
-        return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")
+        return Unavailable("the process reward model returned no rewards; try again", code="scorer_unavailable")
     logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError("internal error; the server's log has the details")
 
@@ -136,6 +136,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, malformed)
-    for expected in (TimeoutError, NoPlace, SchemasBusy, SearchError, StoreError):
+    for expected in (TimeoutError, NoSlot, SchemasBusy, SearchError, StoreError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

@@ -124,14 +124,14 @@ CHAT_FIELDS = FieldRules(
     },
     _SCHEMA
     | {
-        "enable_thinking": "say it in chat_template_kwargs",
-        "extra_body": "its fields belong beside the others",
+        "enable_thinking": "use chat_template_kwargs",
+        "extra_body": "put its fields beside the others",
         "input": "say messages",
-        "instructions": "say it in messages",
+        "instructions": "put it into messages",
         "echo": "the content begins after the message that is continued",
-        "max_new_tokens": "say max_tokens or max_completion_tokens",
+        "max_new_tokens": "use max_tokens or max_completion_tokens",
         "max_output_tokens": "say max_completion_tokens",
-        "n_predict": "say max_tokens or max_completion_tokens",
+        "n_predict": "use max_tokens or max_completion_tokens",
         "reasoning": "say reasoning_effort",
         "stop_sequences": "say stop",
         "tools": "a search calls none; Open WebUI sends none without its Builtin Tools (docs/chat-windows.md)",
@@ -164,10 +164,10 @@ RESPONSES_FIELDS = FieldRules(
     _CHATS
     | dict.fromkeys((*_SCHEMA, "response_format"), "say text.format")
     | {
-        "conversation": "conversations are not kept here: say previous_response_id, or send it in input",
-        "enable_thinking": "say it in chat_template_kwargs",
-        "extra_body": "its fields belong beside the others",
-        "logprobs": "say it in include",
+        "conversation": "conversations are not stored here: use previous_response_id, or send the messages in input",
+        "enable_thinking": "use chat_template_kwargs",
+        "extra_body": "put its fields beside the others",
+        "logprobs": "use include",
         "max_completion_tokens": "say max_output_tokens",
         "max_new_tokens": "say max_output_tokens",
         "max_tokens": "say max_output_tokens",
@@ -198,7 +198,7 @@ COMPLETION_FIELDS = FieldRules(
     },
     _CHATS
     | {
-        "beam_width": "say n, or best_of where it is more",
+        "beam_width": "use n, or best_of if it is larger",
         "messages": "say prompt",
         "search": "searches are at /v1/chat/completions",
     },

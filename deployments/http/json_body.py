@@ -36,7 +36,7 @@ def check_media(headers: Headers) -> None:
     check_encoding(headers)
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
-        raise UnsupportedMedia(f"the body must be application/json, not {media or 'undeclared'}")
+        raise UnsupportedMedia(f"Content-Type must be application/json, not {media or 'missing'}")
 
 
 def check_encoding(headers: Headers) -> None:
@@ -68,7 +68,7 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
         raise BadRequest("the body is nested too deeply", code="invalid_json") from None
     except ValueError:
         # Python refuses to read integers of thousands of digits.
-        raise BadRequest("the body holds a number that is too long", code="invalid_json") from None
+        raise BadRequest("the body contains a number that is too long", code="invalid_json") from None
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
     _Check().value(value)
@@ -147,7 +147,7 @@ class _Check:
             self._refuse(f"is nested too deeply; {MAX_DEPTH} levels are allowed")
         self._elements += len(value)
         if self._elements > MAX_ELEMENTS:
-            self._refuse(f"brings the body over {MAX_ELEMENTS} values")
+            self._refuse(f"exceeds the limit of {MAX_ELEMENTS} values in a body")
         if isinstance(value, dict):
             if len(value) > MAX_FIELDS:
                 self._refuse(f"has {len(value)} fields; {MAX_FIELDS} are allowed")

@@ -44,7 +44,7 @@ _COPIES = FairThreads(2 * MAX_UPLOADS, MAX_JOBS, "copies")
 """Threads for copies, so that other disk work need not wait for them. One owner can occupy `MAX_UPLOADS` of them."""
 
 Limit = Annotated[int, Query(ge=1, le=100)]
-After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
+After = Annotated[str | None, Query(description="ID of the last object of the previous page.")]
 
 
 class StoreAccess:
@@ -104,7 +104,7 @@ class StoreAccess:
         """
         for directory in (tempfile.gettempdir(), self.store.settings.path or "."):
             if shutil.disk_usage(directory).free < more + RESERVE_BYTES:
-                raise Unavailable("there is no room for uploads now; try again", code="store_unavailable")
+                raise Unavailable("there is not enough disk space for uploads now; try again", code="store_unavailable")
 
     def let_go(self, owner: str, file: BinaryIO) -> None:
         """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""

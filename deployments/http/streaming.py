@@ -9,11 +9,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import ApiError
-from deployments.admission.middleware import leave, place_of
+from deployments.admission.middleware import leave, slot_of
 from deployments.http.errors import api_error
 from deployments.http.replies import Data, dumps
-from deployments.service.places import Place
 from deployments.service.searches import SearchJob
+from deployments.service.slots import Slot
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 from search.tools.tasks import cancel_and_wait
 
@@ -39,9 +39,9 @@ class StreamFormat(Protocol):
 
 
 class Searching(Protocol):
-    """Runs searches: `deployments.service.searches.SearchService`, or `KeptSearch`, which also stores the events."""
+    """Runs searches: `deployments.service.searches.SearchService`, or `RecordedSearch`, which stores the events."""
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome: ...
+    async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome: ...
 
 
 class EventStream(EventSourceResponse):
@@ -59,7 +59,7 @@ class SearchStream(EventStream):
     """The reply to a streamed request. The search ends when the reply ends, for any reason."""
 
     def __init__(self, searching: Searching, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
-        """``scope``: of the admitted request. It gives back its place once the search has ended."""
+        """``scope``: of the admitted request. It gives back its slot once the search has ended."""
         super().__init__(stream(searching, job, scope, script))
 
 
@@ -72,7 +72,7 @@ async def stream(
 
     async def searched() -> SearchOutcome:
         try:
-            return await searching.search(job, place_of(scope), events.put_nowait)
+            return await searching.search(job, slot_of(scope), events.put_nowait)
         finally:
             await leave(scope)
             events.put_nowait(None)

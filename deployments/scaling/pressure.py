@@ -2,8 +2,8 @@
 
 A call is one branch or 256. So every replica reports the work that is wanted of it as a share of what it can do at once
 (`deployments.replica`): a generator of its KV memory and its batch, a reward model of its batch and of the time that
-steps may wait for their rewards, a controller of its places. Queued work counts, so an overloaded replica has a share
-above 1.
+steps may wait for their rewards, a controller of its slots. Queued work counts, so an overloaded replica has a share
+above 1. Delays are not used: they do not add up over replicas, so a pool that follows them swings.
 """
 
 import math

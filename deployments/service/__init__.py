@@ -1,1 +1,1 @@
-"""The searches of one controller: places, deadlines, leak checks. Independent of HTTP and Ray Serve."""
+"""The searches of one controller: slots, deadlines, leak checks. Independent of HTTP and Ray Serve."""

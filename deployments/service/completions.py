@@ -3,8 +3,8 @@
 import asyncio
 from typing import NamedTuple, Protocol
 
-from deployments.service.places import Place
 from deployments.service.searches import GRACE_S, SearchService, late_is_timeout
+from deployments.service.slots import Slot
 from deployments.service.suspects import digest_of
 from search.ports import TokenBeamReply, TokenBeamRequest
 
@@ -39,21 +39,21 @@ class CompletionService:
         self._searches = searches
         self._generator = generator
 
-    async def complete(self, job: CompletionJob, place: Place) -> TokenBeamReply:
-        """Runs a request and adds its tokens to ``place``, those that were computed again included; if it fails or is
+    async def complete(self, job: CompletionJob, slot: Slot) -> TokenBeamReply:
+        """Runs a request and adds its tokens to ``slot``, those that were computed again included; if it fails or is
         cancelled, only its prompt tokens.
 
         Raises:
             HarmfulRequest: as `SearchService.search`.
-            TimeoutError: the request was not done by its deadline.
+            TimeoutError: the request did not finish before its deadline.
             GeneratorError: the engines of all replicas failed.
         """
-        place.charged += job.prompt_tokens
+        slot.charged += job.prompt_tokens
         # The call should end by the request's own deadline; this timeout ends one that does not.
         suspects, request = self._searches.suspects, job.request
-        with suspects.request(request.search_id, place.owner.name, job.digest):
+        with suspects.request(request.search_id, slot.owner.name, job.digest):
             async with asyncio.timeout(request.deadline_s + GRACE_S):
                 with late_is_timeout(request.deadline_s):
                     reply = await self._generator.token_beam(request)
-        place.charged += reply.generated_tokens + reply.recomputed_tokens
+        slot.charged += reply.generated_tokens + reply.recomputed_tokens
         return reply

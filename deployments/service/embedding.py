@@ -75,7 +75,7 @@ class Embedder:
         """Raises ValueError unless ``rows`` is one vector of the dimension of those before, and not zero."""
         vectors = np.asarray(rows, dtype=np.float32)
         if vectors.ndim != 2 or vectors.shape[0] != 1 or not 1 <= vectors.shape[1] <= MAX_DIMENSIONS:
-            raise ValueError(f"one vector is wanted for one text, not the shape {vectors.shape}")
+            raise ValueError(f"there must be one vector for each text, not the shape {vectors.shape}")
         length = float(np.linalg.norm(vectors))
         if not np.isfinite(length) or not length:
             raise ValueError("the vector is zero or not finite")

@@ -15,5 +15,5 @@ class LiveSettings:
         """Applies ``settings`` from the next request on. Admitted requests continue."""
         self.now = settings
         queue = settings.queue
-        self._service.places.resize(settings.searches, queue.places, queue.seconds, settings.flex_places)
+        self._service.slots.resize(settings.searches, queue.places, queue.seconds, settings.flex_places)
         self._service.limit_seconds(settings.limits.seconds)

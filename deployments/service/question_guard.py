@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from search.answers.units import known_unit
-from search.strategies.levels.step_contents import tokens_of
-from search.strategies.levels.step_words import operation_of, reverses, stem_of
+from search.tools.math_tokens import tokens_of
+from search.tools.math_words import operation_of, reverses, stem_of
 
 _NUMBERS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen

@@ -184,13 +184,13 @@ class SchemaCosts:
                 if lost.status == -signal.SIGPROF:
                     return f"takes more than {self._limits.killed_after_s:.1f} s of CPU time; {self._allowed}"
                 if lost_before:
-                    return f"cannot be compiled in the memory that there is for it; {self._allowed}"
+                    return f"cannot be compiled within the memory limit; {self._allowed}"
                 lost_before = True  # perhaps by something else
 
     def _fault_of(self, figures: dict[str, Any]) -> str:
         if "error" in figures:
             logger.warning("a JSON schema cannot be compiled: %s", figures["error"])
-            return "cannot be compiled: no text can be held to it"
+            return "cannot be compiled: no text can satisfy it"
         cost = SchemaLimits(figures["compile_s"], figures["bytes"], figures["token_s"], figures["state_bytes"])
         if all(figure <= most for figure, most in zip(cost, self._limits, strict=True)):
             return ""

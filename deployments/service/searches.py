@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from deployments.service.places import Place, Places
+from deployments.service.slots import Slot, Slots
 from deployments.service.suspects import Suspects, digest_of
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
@@ -103,14 +103,14 @@ class SearchService:
     def __init__(
         self,
         environment: SearchEnvironment,
-        places: Places,
+        slots: Slots,
         seconds: float,
         observed: Observer = unobserved,
         suspects: Suspects | None = None,
     ) -> None:
-        """``places``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
+        """``slots``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
         none."""
-        self.places = places
+        self.slots = slots
         self.suspects = suspects or Suspects()
         self._environment = environment
         self._observed = observed
@@ -123,29 +123,29 @@ class SearchService:
 
     @property
     def running(self) -> int:
-        """Number of requests that hold a place."""
-        return self.places.held
+        """Number of requests that hold a slot."""
+        return self.slots.held
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+    async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         """Runs a search in the caller's task: cancelling the caller cancels the search. Each event goes to all of
         ``sinks``.
 
-        The cost is added to ``place`` as it arises, so it is known however the search ends.
+        The cost is added to ``slot`` as it arises, so it is known however the search ends.
 
         Raises:
             HarmfulRequest: it ended two engines, or asks the same as a request that did.
             SearchError: the search has no answer; see `search.errors`.
             TimeoutError: it had none by the operator's wall-clock limit, or did not end by its own deadline.
         """
-        with self.suspects.request(job.search_id, place.owner.name, job.digest):
-            return await self._search(job, place, *sinks)
+        with self.suspects.request(job.search_id, slot.owner.name, job.digest):
+            return await self._search(job, slot, *sinks)
 
-    async def _search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+    async def _search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         tree = SearchTree()
         free = self._disposal.watch(tree)
-        place.charged += len(job.prompt)
+        slot.charged += len(job.prompt)
         cost = SearchCost()
-        place.searches.append(cost)
+        slot.searches.append(cost)
         try:
             with self._observed(job, tree, cost) as observer:
                 all_sinks = (observer, *sinks)
@@ -178,20 +178,20 @@ class SearchService:
                 raise TimeoutError from None
             raise
 
-    def check(self, job: SearchJob, place: Place) -> None:
+    def check(self, job: SearchJob, slot: Slot) -> None:
         """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
-        self.suspects.check(place.owner.name, job.digest)
+        self.suspects.check(slot.owner.name, job.digest)
 
-    async def score(self, job: ScoreJob, place: Place) -> ScoreOutcome:
-        """Scores the one path of a job, and adds the tokens to ``place``; if it fails or is cancelled, only the job's.
+    async def score(self, job: ScoreJob, slot: Slot) -> ScoreOutcome:
+        """Scores the one path of a job, and adds the tokens to ``slot``; if it fails or is cancelled, only the job's.
 
         Raises:
             HarmfulRequest: as `search`.
             ScorerError: the scorer gave no usable rewards.
             TimeoutError: it gave none by the request's deadline.
         """
-        place.charged += job.prompt_tokens
-        watched = self.suspects.request(job.request.search_id, place.owner.name, job.digest)
+        slot.charged += job.prompt_tokens
+        watched = self.suspects.request(job.request.search_id, slot.owner.name, job.digest)
         with watched, late_is_timeout(job.request.deadline_s):
             rows = await self._environment.scorer.score(job.request)
         [rewards] = rows
@@ -199,12 +199,10 @@ class SearchService:
         outcome = ScoreOutcome(
             rewards, max(job.prompt_tokens, cost.prompt_tokens - cost.cached_tokens), cost.generated_tokens
         )
-        place.charged += outcome.prompt_tokens - job.prompt_tokens + outcome.generated_tokens
+        slot.charged += outcome.prompt_tokens - job.prompt_tokens + outcome.generated_tokens
         return outcome
 
     def check_integrity(self) -> list[str]:
-        """Leaked places, queue entries and calls of the step hook, when no search runs; empty when all is well."""
+        """Leaked slots, queue entries and calls of the step hook, when no search runs; empty when all is well."""
         hook = self._environment.step_hook
-        return (
-            self.places.check_integrity() + self.suspects.check_integrity() + (hook.check_integrity() if hook else [])
-        )
+        return self.slots.check_integrity() + self.suspects.check_integrity() + (hook.check_integrity() if hook else [])

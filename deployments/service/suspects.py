@@ -65,7 +65,7 @@ class Standing:
 
 
 @dataclass(eq=False)
-class _Request:
+class _WatchedRequest:
     """A request under way."""
 
     owner: str
@@ -91,7 +91,7 @@ class Suspects:
     def __init__(self, on_harmful: Callable[[], None] = lambda: None) -> None:
         """``on_harmful``: called once for each request that is found harmful."""
         self._on_harmful = on_harmful
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _WatchedRequest] = {}
         self._other_ended = -math.inf
         """When a request last ended, monotonic seconds."""
         self._harmful: TTLCache[bytes, str] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
@@ -115,10 +115,10 @@ class Suspects:
         if not self._harmful:
             return
         if digest() in self._harmful:
-            raise HarmfulRequest("a request like this one ended an engine twice")
+            raise HarmfulRequest("a request like this one crashed an engine twice")
         if (harmful := [*self._harmful.values()].count(owner)) >= MAX_HARMFUL:
             raise HarmfulRequest(
-                f"{harmful} requests of this client ended an engine twice each; its requests are refused for an hour"
+                f"{harmful} requests of this client crashed an engine twice each; its requests are refused for an hour"
             )
 
     @contextmanager
@@ -131,7 +131,7 @@ class Suspects:
         digest = cache(partial(asked, owner))
         self._check(owner, digest)
         known = bool(self._suspected) and digest() in self._suspected
-        request = self._requests[search_id] = _Request(owner, digest, known)
+        request = self._requests[search_id] = _WatchedRequest(owner, digest, known)
         finished = False
         try:
             yield
@@ -187,18 +187,18 @@ class Suspects:
             self._harmful[digest] = request.owner
             self._suspected.pop(digest, None)
         logger.error(
-            "request %s ended an engine twice, the second time alone; for %g s requests that ask the same are refused "
-            "(%s)",
+            "request %s crashed an engine twice, the second time alone; requests that ask the same are refused "
+            "for %g s (%s)",
             search_id,
             REMEMBERED_S,
             digest.hex(),
         )
         self._on_harmful()
-        return HarmfulRequest("this request ended an engine twice")
+        return HarmfulRequest("this request crashed an engine twice")
 
     def check_integrity(self) -> list[str]:
         """Requests that are still open, when none is at work."""
-        return [f"request {search_id} is still watched" for search_id in self._requests]
+        return [f"request {search_id} is still registered" for search_id in self._requests]
 
 
 def digest_of(owner: str, kind: str, prompts: Sequence[Sequence[int]], *more: object) -> bytes:

@@ -32,9 +32,9 @@ def require_authenticated_cluster(http: HttpSettings) -> None:
 
     if not is_token_auth_enabled() and not http.allow_unauthenticated_cluster:
         raise AccessError(
-            "this Ray cluster runs without token authentication: whoever reaches its ports can run code on it. "
-            "Start it with the environment of scripts/environment (docs/operating.md), or say "
-            "http.allow_unauthenticated_cluster: true where something else guards its ports"
+            "this Ray cluster runs without token authentication: anyone who reaches its ports can run code on it. "
+            "Start it with the environment of scripts/environment (docs/operating.md), or set "
+            "http.allow_unauthenticated_cluster: true if something else protects its ports"
         )
 
 
@@ -96,7 +96,7 @@ def require_keys(
     if host is not None and not is_loopback(host) and not http.allow_anonymous:
         raise AccessError(
             f"http_options.host {host} can be reached by other machines, and there are no API keys: set "
-            f"http.api_keys_file or {ENVIRONMENT}, serve on 127.0.0.1, or say http.allow_anonymous: true"
+            f"http.api_keys_file or {ENVIRONMENT}, serve on 127.0.0.1, or set http.allow_anonymous: true"
         )
 
 

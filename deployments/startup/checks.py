@@ -115,7 +115,7 @@ def _rewards_are_exact(config: AppConfig) -> Iterator[str]:
     """Reward models are exact where the generator is: trees depend on both."""
     for path, prm in config.prm.engines.items():
         if config.generator.exact and not prm.exact:
-            yield f"prm{path}.exact: must be true with generator.exact: trees depend on rewards, too"
+            yield f"prm{path}.exact: must be true with generator.exact: trees depend on rewards too"
 
 
 def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
@@ -143,7 +143,7 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
         require_chat_template(encoder, config.generator)
         tokens = encoder.encode_chat(first)
         if tokens == encoder.encode_chat(second):
-            raise ValueError("the chat template makes the same prompt of every question")
+            raise ValueError("the chat template makes the same prompt from every question")
     except ValueError as error:
         yield f"{where}: {error}"
     else:

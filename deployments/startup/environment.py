@@ -28,7 +28,9 @@ def variables() -> dict[str, str]:
             continue
         assignment = ASSIGNMENT.fullmatch(line)
         if assignment is None:
-            raise ValueError(f"{FILE}:{number}: only `export NAME=value` is read alike by make, sh and Python")
+            raise ValueError(
+                f"{FILE}:{number}: only lines `export NAME=value` are allowed: make, sh and Python read the file"
+            )
         found[assignment["name"]] = Template(assignment["value"]).substitute(HOME=Path.home())
     return found
 

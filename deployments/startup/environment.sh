@@ -25,8 +25,9 @@ export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.admission.proxy:mid
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH=${HOME}/.banyan/ray_token
 
-# 0: Ray listens on the loopback interface only (Ray has no better name for it). Set 1 on every node of a cluster of
-# several machines, whose ports are then open to their network (docs/operating.md).
+# 0: Ray listens on the loopback interface only. Ray has no better name for this, and it resolves `--node-ip-address
+# 127.0.0.1` to the outer address. Set 1 on every node of a cluster of several machines, whose ports are then open to
+# their network (docs/operating.md).
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0
 
 # Ray starts its workers at nice 15: on a machine that does anything else, engines would get only what that leaves.

@@ -17,9 +17,9 @@ from deployments.engines.settings import EngineSettings
 from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant
 from deployments.startup.model_files import model_directories
+from kvstore.memory.device_memory import TOKENS, VERIFIER_TOKENS, Role
 from kvstore.memory.geometry import MODELS, KVGeometry, UnknownGeometry
 from kvstore.memory.model_geometry import model_geometry
-from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -123,7 +123,7 @@ def _geometry(settings: EngineSettings, config: "PreTrainedConfig") -> KVGeometr
         raise UnknownGeometry("a draft model has layers too")
     dtype = str(arguments.get("kv_cache_dtype", "auto"))
     if not dtype.startswith(("auto", "float", "bfloat16", "half", "fp8")):
-        raise UnknownGeometry(f"{dtype} is kept as a backend likes")
+        raise UnknownGeometry(f"{dtype} has a layout that depends on the attention backend")
     number_bytes = {"auto": _number_bytes(settings), "half": 2}.get(dtype) or (
         1 if dtype.startswith("fp8") else element_bytes(dtype)
     )

@@ -45,7 +45,7 @@ class Built(NamedTuple):
             if (here := environment.get(name)) != value:
                 raise NodeDiffers(
                     f"{this_node()}: {name} is {_told(here)}, but {_told(value)} where the application was built. "
-                    "Every node wants the same before `ray start`, and that of scripts/environment (docs/operating.md)"
+                    "Every node needs one value before `ray start`, that of scripts/environment (docs/operating.md)"
                 )
         model = model_digest(*engines)
         if model is not None and self.model not in (None, model):

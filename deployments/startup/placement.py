@@ -1,7 +1,7 @@
 """Plans engines that name no share of a GPU (``replicas.num_gpus``) onto the GPUs of the cluster.
 
 Each replica gets whole GPUs if there are enough of them; otherwise the engines share one GPU, split by
-`kvstore.memory.planner`. The settings then say what each engine takes: Ray's ``num_gpus`` is vLLM's
+`kvstore.memory.device_memory`. The settings then say what each engine takes: Ray's ``num_gpus`` is vLLM's
 ``gpu_memory_utilization``, and on a shared GPU ``kv_cache_memory_bytes`` is what it leaves beside weights and working
 memory.
 
@@ -21,7 +21,7 @@ from deployments.engines.vllm_build import runs_on_cpu
 from deployments.engines.yaml_values import as_meant
 from deployments.startup.gpus import GpuNode, gpu_nodes
 from deployments.startup.memory_plan import role_of
-from kvstore.memory.planner import USED, DoesNotFit, Role, split
+from kvstore.memory.device_memory import USED, DoesNotFit, Role, split
 
 logger = logging.getLogger("banyan.startup")
 

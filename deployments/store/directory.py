@@ -87,7 +87,7 @@ class Store:
             ValueError: the name is not valid.
         """
         if not _OWNER.fullmatch(owner):
-            raise ValueError(f"no owner is called {owner[:80]!r}")
+            raise ValueError(f"unknown owner {owner[:80]!r}")
         directory = self._owners / owner
         return Owned(
             Files(directory / "files", self.settings),
@@ -184,6 +184,8 @@ def _id_in(mark: Path) -> str:
     until = time.monotonic() + LOCK_WAIT_S
     while not is_id(found := mark.read_text(errors="replace")):
         if time.monotonic() >= until:
-            raise OtherStore(f"{mark} on {socket.gethostname()} holds no store's id: remove it, and one is made")
+            raise OtherStore(
+                f"{mark} on {socket.gethostname()} contains no store id: remove it, and a new one is created"
+            )
         time.sleep(0.05)
     return found

@@ -52,7 +52,7 @@ class Full(StoreError):
 
     def __str__(self) -> str:
         name = f" (store.{self.setting})" if self.setting else ""
-        return f"at most {self.most} {self.what} are kept here{name}"
+        return f"at most {self.most} {self.what} can be stored{name}"
 
 
 class OtherStore(StoreError):

@@ -154,7 +154,7 @@ def read_json(path: Path, name: str, most: int = MAX_RECORD_BYTES) -> dict[str, 
     except ValueError:
         raise Damaged(name, path.name, "is not valid JSON") from None
     if not isinstance(value, dict):
-        raise Damaged(name, path.name, "is no JSON object")
+        raise Damaged(name, path.name, "is not a JSON object")
     return value
 
 
@@ -170,7 +170,7 @@ def open_part(path: Path, name: str) -> BinaryIO | None:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         file.close()
-        raise Damaged(name, path.name, "is no file")
+        raise Damaged(name, path.name, "is not a file")
     return None
 
 
@@ -213,7 +213,7 @@ def checked(value: dict[str, Any], kind: type[Record], name: str, part: str) -> 
         field = ".".join(map(str, error.errors()[0]["loc"]))
         raise Damaged(name, part, f"has an invalid field: {field[:80]}") from None
     if not str(getattr(record, "id", name)).endswith(name):
-        raise Damaged(name, part, "belongs to another one")
+        raise Damaged(name, part, "belongs to another object")
     return record
 
 

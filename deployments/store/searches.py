@@ -92,7 +92,7 @@ class SearchEnd(Stored):
 
 
 LOST: dict[str, Any] = {
-    "message": "the controller that ran this search was lost, and the search with it, or its end could not be stored",
+    "message": "the controller that ran this search was lost, or the end of the search could not be stored",
     "type": "server_error",
     "param": None,
     "code": "search_lost",
@@ -100,7 +100,7 @@ LOST: dict[str, Any] = {
 
 
 NOT_KEPT: dict[str, Any] = {
-    "message": "the search has ended, and its reply could not be kept",
+    "message": "the search has ended, but its reply could not be stored",
     "type": "server_error",
     "param": None,
     "code": "reply_not_kept",
@@ -254,7 +254,7 @@ class Search:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            raise Damaged(self.id, EVENTS, "has a line that is no event")
+            raise Damaged(self.id, EVENTS, "has a line that is not an event")
         return event
 
     def _result(self, part: str, kind: type[Stored]) -> dict[str, Any] | None:

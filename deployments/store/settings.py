@@ -16,14 +16,15 @@ def _absolute(path: Path) -> Path:
 
 
 class StoreSettings(BaseModel):
-    """All caps are of one API key; without keys, of all clients together."""
+    """Storage of files, batches, searches and responses. Limits hold for each API key; without keys, for all clients
+    together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     path: Annotated[Path, AfterValidator(_absolute)] | None = Field(
         None,
-        description="Directory that every node sees and on which flock works. Unset: nothing is stored, and the "
-        "routes that need it say so.",
+        description="Directory that every node can access and on which flock works. Unset: nothing is stored, and the "
+        "routes that need it answer 404.",
     )
     keep_s: float = Field(
         30 * DAY_S,

@@ -77,10 +77,12 @@ SEARCHES = _counter(
     "degraded",
 )
 SEARCH_SECONDS = _histogram(_C, "search_seconds", "Duration of a search, whatever its ending", "strategy")
-SEARCH_ROUNDS = _counter(_C, "search_rounds_total", "Rounds: decisions of a strategy that led to calls", "strategy")
-PLACES = _gauge(_C, "search_places", "Slots for searches")
-PLACES_TAKEN = _gauge(_C, "search_places_taken", "Slots in use")
-QUEUE_WAITING = _gauge(_C, "search_queue_waiting_requests", "Requests that wait for a slot")
+SEARCH_ROUNDS = _counter(
+    _C, "search_rounds_total", "Rounds of searches: decisions of a strategy that led to generator calls", "strategy"
+)
+PLACES = _gauge(_C, "search_places", "Slots for concurrent searches (controller.searches)")
+PLACES_TAKEN = _gauge(_C, "search_places_taken", "Slots for concurrent searches that are in use")
+QUEUE_WAITING = _gauge(_C, "search_queue_waiting_requests", "Requests in the queue for a slot (controller.queue)")
 REFUSED = _counter(
     _C,
     "refused_requests_total",
@@ -190,9 +192,11 @@ GIVEN_BACK = _counter(
 RECOMPUTED = _counter(
     _E, "recomputed_tokens_total", "Tokens computed again because no cache had them any more, in whole blocks"
 )
-AHEAD_BEGUN = _counter(_G, "ahead_begun_branches_total", "Branches started ahead of a request for them")
-AHEAD_ADOPTED = _counter(_G, "ahead_adopted_branches_total", "Branches started ahead that a search then requested")
-AHEAD_UNUSED = _counter(_G, "ahead_unused_tokens_total", "Tokens of branches started ahead that no search requested")
+AHEAD_BEGUN = _counter(
+    _G, "ahead_begun_branches_total", "Branches written ahead: started before a search requested them"
+)
+AHEAD_ADOPTED = _counter(_G, "ahead_adopted_branches_total", "Branches written ahead that a search then requested")
+AHEAD_UNUSED = _counter(_G, "ahead_unused_tokens_total", "Tokens of branches written ahead that no search requested")
 PREEMPTIONS = _counter(_E, "preemptions_total", "Requests preempted for lack of KV blocks")
 PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Prompt tokens of requests, cached ones included")
 ENGINE_TOKENS = _counter(_E, "engine_generated_tokens_total", "Generated tokens, discarded ones included")
@@ -214,9 +218,11 @@ LMCACHE_CHUNKS = _counter(
     "Chunks of the node's LMCache server, by event: written, read, evicted, second_tier_written or second_tier_read",
     "event",
 )
-CRITIQUES = _counter(_P, "critiques_total", "Critiques written by a generative reward model")
+CRITIQUES = _counter(_P, "critiques_total", "Critiques written by generative reward models")
 CUT_CRITIQUES = _counter(
-    _P, "cut_critiques_total", "Critiques cut off by their token budget, the context or the deadline"
+    _P,
+    "cut_critiques_total",
+    "Critiques of generative reward models that their token limit, the context or the deadline cut off",
 )
-REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Paths whose rewards were all cached")
-REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Cached rewards")
+REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Reward cache hits: paths whose rewards were all cached")
+REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Rewards in the reward cache")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from deployments.config import TelemetrySettings
 from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
-from deployments.service.places import Places
+from deployments.service.slots import Slots
 from deployments.telemetry import catalog, logs
 from deployments.telemetry.metrics import Metrics, NoMetrics
 from deployments.telemetry.search_log import SearchLog
@@ -21,12 +21,12 @@ CALLS = ("expand", "score", "token_beam")
 
 
 class ControllerFigures:
-    """Reads places and event-loop delay whenever metrics are published."""
+    """Reads slots and event-loop delay whenever metrics are published."""
 
-    def __init__(self, metrics: Metrics, places: Places, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
+    def __init__(self, metrics: Metrics, slots: Slots, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
         self._metrics = metrics
         self._answers = answers
-        self._places = places
+        self._slots = slots
         self._delay = delay
         # Publish 0 before the first event: a counter that first appears at 1 shows no increase.
         for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED, catalog.HARMFUL):
@@ -36,9 +36,9 @@ class ControllerFigures:
 
     def read(self) -> None:
         metrics = self._metrics
-        metrics.set(catalog.PLACES, self._places.count)
-        metrics.set(catalog.PLACES_TAKEN, self._places.held)
-        metrics.set(catalog.QUEUE_WAITING, self._places.waiting)
+        metrics.set(catalog.PLACES, self._slots.count)
+        metrics.set(catalog.PLACES_TAKEN, self._slots.held)
+        metrics.set(catalog.QUEUE_WAITING, self._slots.waiting)
         metrics.set(catalog.LOOP_DELAY, self._delay.take_longest())
         if (answers := self._answers) is not None:
             for found, count in answers.lookups.items():
@@ -62,12 +62,12 @@ class ControllerTelemetry:
         self._publishing: asyncio.Task[None] | None = None
         self._hook_failing = False
 
-    def start(self, places: Places, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
+    def start(self, slots: Slots, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
         if isinstance(self.metrics, NoMetrics):
             return
         from deployments.telemetry.ray_instruments import publish
 
-        self.metrics.read(ControllerFigures(self.metrics, places, delay, answers).read)
+        self.metrics.read(ControllerFigures(self.metrics, slots, delay, answers).read)
         self._publishing = publish(self.metrics)
 
     def found_harmful(self) -> None:

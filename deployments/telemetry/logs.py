@@ -44,7 +44,7 @@ def without_words(error: BaseException) -> str:
     link: traceback.TracebackException | None = told
     while link is not None:
         kind = link.exc_type.__name__ if link.exc_type else "error"
-        lines = [*link.stack.format(), f"{kind} (its words are not logged: telemetry.log_texts)\n", *lines]
+        lines = [*link.stack.format(), f"{kind} (text not logged: telemetry.log_texts is off)\n", *lines]
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "".join(lines).rstrip()
 

@@ -64,7 +64,8 @@ def connector_arguments(
 
 def kv_name(model: str, identity: str) -> str:
     """The model name under which LMCache stores an engine's KV, in memory and in second tiers: the last part of the
-    model's path, for readability, and ``identity``. LMCache's default is the path, whatever model it contains."""
+    model's path, for readability, and ``identity``. LMCache's default is the path, whatever model it contains.
+    For a model that vLLM has yet to fetch from a hub it is only name and arguments: set its ``revision``."""
     return f"{model.rstrip('/').rpartition('/')[2].replace('@', '-')}-{identity}"
 
 

@@ -38,10 +38,10 @@ DEFAULT_WINDOW_S = 60.0
 """Reuse window in seconds until ``LOOK_EVERY`` gaps are known."""
 STORED_WINDOW = 1 << 17
 """Number of stored blocks whose hashes are remembered."""
-TRIES = 64
+MAX_MISSES = 64
 """Consecutive misses after which few lookups are made for KV that this engine has not stored itself."""
-SELDOM = 16
-"""After ``TRIES`` misses only every 16th of those lookups is made."""
+LOOKUP_INTERVAL = 16
+"""After ``MAX_MISSES`` misses only every 16th of those lookups is made."""
 
 
 class ReuseWindow:
@@ -203,7 +203,7 @@ class Lookups:
     """Decides whether a lookup is worth its latency: every branch of a search waits for its own.
 
     An engine knows which blocks it has stored itself, but not those of an earlier engine. So the first lookups are all
-    made; after ``TRIES`` consecutive misses only one in ``SELDOM``, until one is a hit.
+    made; after ``MAX_MISSES`` consecutive misses only one in ``LOOKUP_INTERVAL``, until one is a hit.
     """
 
     def __init__(self, stored: Container[Any]) -> None:
@@ -213,10 +213,10 @@ class Lookups:
 
     def worth(self, first_missing: Any) -> bool:
         """Whether to make a lookup. ``first_missing``: hash of the first block that the engine lacks."""
-        if first_missing in self._stored or self._misses < TRIES:
+        if first_missing in self._stored or self._misses < MAX_MISSES:
             return True
         self._candidates += 1
-        return self._candidates % SELDOM == 0
+        return self._candidates % LOOKUP_INTERVAL == 0
 
     def ended(self, found: bool) -> None:
         """Records the result of a lookup."""

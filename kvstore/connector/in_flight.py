@@ -3,7 +3,7 @@
 LMCache treats all of them as ended when the server misses a heartbeat, and the engine reallocates the blocks. A server
 that was only slow still makes the copies later: it stores another path's keys and values under the wrong hashes, for
 every engine to find, or overwrites the blocks of another path. So a transfer keeps its blocks until it is done or its
-server is gone.
+server is gone; a server that does not answer is killed after half a minute.
 
 Imports LMCache.
 """

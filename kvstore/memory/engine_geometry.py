@@ -116,12 +116,12 @@ def _why_unknown(config: VllmConfig) -> str | None:
     model, cache = config.model_config, config.cache_config
     dtypes = UNQUANTIZED_DTYPES if model.use_mla else UNQUANTIZED_DTYPES | FP8_DTYPES
     reasons = {
-        "it has layers that are no attention": model.is_attention_free or model.is_hybrid or model.has_noops,
+        "it has layers without attention": model.is_attention_free or model.is_hybrid or model.has_noops,
         "its layers differ in their heads": getattr(model.model_arch_config, "per_layer_overrides", None) is not None,
-        "it keeps an index beside its latent vectors": bool(getattr(model.hf_text_config, "index_topk", None)),
+        "it stores an index in addition to its latent vectors": bool(getattr(model.hf_text_config, "index_topk", None)),
         "a draft model has layers too": config.speculative_config is not None,
-        f"{cache.cache_dtype} is kept as a backend likes": cache.cache_dtype not in dtypes,
-        "layers are kept in types of their own": bool(cache.kv_cache_dtype_skip_layers),
+        f"{cache.cache_dtype} has a layout that depends on the attention backend": cache.cache_dtype not in dtypes,
+        "layers have different KV data types": bool(cache.kv_cache_dtype_skip_layers),
         "its stages have different layers": config.parallel_config.pipeline_parallel_size > 1
         and len({*_kinds(config)}) > 1,
     }

@@ -68,4 +68,4 @@ class KVGeometry(NamedTuple):
             + ("" if group.most_blocks is None else f", at most {group.most_blocks} blocks")
             for group in self.groups
         )
-        return f"{self.bytes_per_block} bytes a block ({'; '.join(parts)})"
+        return f"{self.bytes_per_block} bytes per block ({'; '.join(parts)})"

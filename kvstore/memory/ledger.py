@@ -22,7 +22,7 @@ class TooLarge(ValueError):
     """A prefix and one more token do not fit into an empty cache."""
 
     def __init__(self, needed: int, capacity: int) -> None:
-        super().__init__(f"needs {needed} KV blocks, there are {capacity}")
+        super().__init__(f"needs {needed} KV blocks, but there are only {capacity}")
         self.needed = needed
         self.capacity = capacity
 

@@ -14,7 +14,7 @@ KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_gro
 OTHER_LAYERS = ("mamba", "ssm", "linear_", "layers_block_type", "hybrid_override_pattern", "block_configs", "rwkv")
 """Beginnings of the names of entries that describe layers without attention, or layers that differ from each other."""
 UNPLANNED = {
-    "index_topk": "it keeps an index beside its latent vectors",
+    "index_topk": "it stores an index in addition to its latent vectors",
     "num_kv_shared_layers": "it has layers that share their keys and values",
     "global_head_dim": "its layers differ in their heads",
     "attention_chunk_size": "it has layers of chunked_attention",
@@ -64,7 +64,7 @@ def model_geometry(
 def _kinds(text: Any) -> list[str]:
     """Attention type of each layer: ``FULL`` or ``SLIDING``."""
     for name, value in text.to_dict().items():
-        reason = UNPLANNED.get(name) or ("it has layers that are no attention" if name.startswith(OTHER_LAYERS) else "")
+        reason = UNPLANNED.get(name) or ("it has layers without attention" if name.startswith(OTHER_LAYERS) else "")
         if value and reason:
             raise UnknownGeometry(f"{text.model_type}: {reason}")
     window = getattr(text, "sliding_window", None)

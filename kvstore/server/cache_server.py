@@ -242,7 +242,7 @@ class CacheServer:
                 raise CacheServerError("the cache server was stopped while it started")
             if time.monotonic() > deadline:
                 raise CacheServerError(
-                    f"the cache server gave no answer in {self._settings.start_timeout_s:g} s{self._tail()}"
+                    f"the cache server did not answer within {self._settings.start_timeout_s:g} s{self._tail()}"
                 )
             try:
                 if _request(address, "GET", "/healthcheck").get("status") == "healthy":
@@ -375,8 +375,7 @@ def existing_server(settings: CacheSettings) -> CacheAddress:
             _connect(address)
     if size != settings.chunk_size:
         raise CacheServerError(
-            f"the cache server at {settings.host} keeps {size} tokens together, cache.chunk_size says "
-            f"{settings.chunk_size}"
+            f"the cache server at {settings.host} has chunk size {size}, but cache.chunk_size is {settings.chunk_size}"
         )
     return address
 
@@ -483,7 +482,7 @@ def _request(address: CacheAddress, method: str, path: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except ValueError as error:
-        raise CacheServerError(f"{method} {path} at the cache server gave no JSON: {error}") from error
+        raise CacheServerError(f"{method} {path} at the cache server returned invalid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise CacheServerError(f"{method} {path} at the cache server gave {type(body).__name__}, not an object")
+        raise CacheServerError(f"{method} {path} at the cache server returned {type(body).__name__}, not an object")
     return body

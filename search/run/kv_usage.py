@@ -34,7 +34,8 @@ class KVUsage:
 
     A round is all branches in flight at one time. It holds the prompt, the paths to these branches and the steps that
     they write, shared prefixes once. A round is counted when the next one begins, because its steps are written only
-    then. The count is incremental: each round looks only at nodes that joined or left the paths.
+    then. The count is incremental: each round looks only at nodes that joined or left the paths. It does not depend on
+    an engine's cache, so it is the same on every machine.
     """
 
     def __init__(self, tree: SearchTree, prompt_tokens: int) -> None:

@@ -6,7 +6,8 @@ from search.tree import Node, NodeStatus, SearchTree
 def take_up(tree: SearchTree) -> None:
     """Puts failed nodes back in flight, and takes back neutral rewards that no decision has used yet.
 
-    Neutral rewards that a decision has used stay: the steps grown from them are written and paid for.
+    Neutral rewards that a decision has used stay: the steps grown from them are written and paid for. So it makes no
+    difference whether the call of a stalled PRM or the search reaches its deadline first.
     """
     for node in tree.nodes:
         if node.status is NodeStatus.FAILED:

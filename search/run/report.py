@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import HookEffect, NodeId, NodeStatus, SearchTree, StepEnd
+from search.tree import HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd
 
 
 class StopReason(StrEnum):
@@ -129,7 +129,7 @@ class SearchOutcome:
     seed: int
     """The seed in use: from the settings, or drawn at random."""
     tree: SearchTree
-    selection: AnswerSelection
+    selection: AnswerSelection[Node]
     text: str
     """Text of the answering path, up to the first stop text."""
     stop_reason: StopReason

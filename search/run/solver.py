@@ -38,6 +38,9 @@ class Solver:
 class ProcessSolver(Solver):
     """Solves problems in a worker process, one at a time. One instance serves a whole process and any event loop.
 
+    A thread would not do: HiGHS and scipy rarely release the interpreter's lock (2 to 19 ms for 256 leaves, 0.5 ms with
+    a process).
+
     If a problem fails or times out, its fallback is returned and a warning is logged.
     """
 
@@ -98,5 +101,5 @@ class ProcessSolver(Solver):
             reason = reply["error"].partition(":")[0]
         except (WorkerLost, SolverError) as error:
             reason = str(error)
-        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reason)
+        logger.warning("%s was not solved, its fallback is used: %s", problem.name, reason)
         return problem.fallback

@@ -122,7 +122,7 @@ class StepHook:
             raise HookError(HookFailure.RAISED, "CancelledError") from error
         except Exception as error:  # an operator's function may raise anything
             if deadline.expired():
-                raise HookError(HookFailure.LATE, f"not done within {self._timeout_s:g} s") from error
+                raise HookError(HookFailure.LATE, f"timeout after {self._timeout_s:g} s") from error
             raise HookError(HookFailure.RAISED, type(error).__name__) from error
 
     def _read(self, reply: Any) -> HookEffect:
@@ -130,10 +130,12 @@ class StepHook:
         if reply is None or reply is END_PATH or reply == "":
             return HookEffect(ends=reply is END_PATH)
         if not isinstance(reply, str):
-            raise HookError(HookFailure.INVALID, f"a reply is None, a text or END_PATH, not {type(reply).__name__}")
+            raise HookError(HookFailure.INVALID, f"it must return None, a text or END_PATH, not {type(reply).__name__}")
         if len(reply) > MAX_TEXT_CHARS:
-            raise HookError(HookFailure.INVALID, f"a text has {len(reply)} characters, at most {MAX_TEXT_CHARS} may be")
+            raise HookError(
+                HookFailure.INVALID, f"its text has {len(reply)} characters, the maximum is {MAX_TEXT_CHARS}"
+            )
         try:
             return HookEffect(reply, tuple(self._encode(reply)))
         except ValueError as error:
-            raise HookError(HookFailure.INVALID, "a text cannot be encoded") from error
+            raise HookError(HookFailure.INVALID, "its text cannot be encoded") from error

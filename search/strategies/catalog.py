@@ -39,7 +39,7 @@ def catalog_of(paths: Sequence[str]) -> Catalog:
         name = str(strategy.model_fields["name"].default)
         for word in {name, *strategy.aliases}:
             if word in taken:
-                raise ValueError(f"{path!r} is called {word!r}, as is {taken[word]!r}")
+                raise ValueError(f"{path!r} and {taken[word]!r} have the same name {word!r}")
             taken[word] = path
         known[name] = strategy
     return MappingProxyType(known)
@@ -48,7 +48,9 @@ def catalog_of(paths: Sequence[str]) -> Catalog:
 def _strategy(path: str) -> type[Strategy]:
     found = imported(path)
     if not (isinstance(found, type) and issubclass(found, Strategy)) or isabstract(found):
-        raise ValueError(f"{path!r} is no strategy: it must be a subclass of search.Strategy that can be instantiated")
+        raise ValueError(
+            f"{path!r} is not a strategy: it must be a subclass of search.Strategy that can be instantiated"
+        )
     if not isinstance(found.model_fields["name"].default, str):
         raise ValueError(f"{path!r} has no name: declare `name: Literal['…'] = '…'`")
     return found

@@ -17,7 +17,7 @@ def imported(path: str) -> Any:
     """
     match = _PATH.fullmatch(path)
     if match is None:
-        raise ValueError(f"{path!r} is no import path: write package.module:attribute")
+        raise ValueError(f"{path!r} is not an import path: write package.module:attribute")
     try:
         return getattr(importlib.import_module(match["module"]), match["attribute"])
     except Exception as error:  # an operator's module may raise anything
@@ -32,7 +32,7 @@ def imported_function(path: str) -> Callable[..., Any]:
     """
     found = imported(path)
     if not callable(found):
-        raise ValueError(f"{path!r} is no function")
+        raise ValueError(f"{path!r} is not a function")
     function: Callable[..., Any] = found
     return function
 
@@ -45,7 +45,7 @@ def imported_async_function(path: str) -> Callable[..., Any]:
     """
     function = imported_function(path)
     if not is_async(function):
-        raise ValueError(f"{path!r} is no async function: write async def")
+        raise ValueError(f"{path!r} is not an async function: write async def")
     return function
 
 

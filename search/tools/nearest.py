@@ -11,4 +11,4 @@ def no_such(kind: str, name: object, known: Iterable[str]) -> str:
     """
     names = list(known)
     near = get_close_matches(str(name), names, n=1)
-    return f"no such {kind}; " + (f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}")
+    return f"no such {kind}; " + (f"did you mean {near[0]}?" if near else f"available: {', '.join(names)}")

@@ -57,7 +57,7 @@ class WorkerProcess:
         """Sends ``line`` and returns the reply; both end with a newline.
 
         Raises:
-            WorkerLost: the process died or gave no reply in time. The next `start` replaces it.
+            WorkerLost: the process died or did not reply within time. The next `start` replaces it.
         """
         if self._process is None:
             raise WorkerLost(f"the {self._name} is not started")
@@ -90,7 +90,7 @@ class WorkerProcess:
             return self._read(process.stdout.fileno(), end)
         except OSError as error:  # TimeoutError is an OSError too.
             self.close()
-            lost = WorkerLost(f"the {self._name} died or gave no reply in {timeout_s:g} s")
+            lost = WorkerLost(f"the {self._name} died or did not reply within {timeout_s:g} s")
             lost.status = None if isinstance(error, TimeoutError) else process.returncode
             raise lost from error
 

@@ -164,7 +164,8 @@ class SearchTree:
     def multiplicity(self, node: Node) -> Fraction:
         """An estimate of the probability that the generator writes the path to a node, independent of what the search
         preferred: the product over its steps of copies / samples at that step, pruned ones included. 1 if siblings are
-        not merged, and for steps of lookaheads."""
+        not merged, and for steps of lookaheads. A fraction, because rounding would break ties of answers that were
+        written equally often."""
         return Fraction(*self.counts_and_samples(node, {}))
 
     def counts_and_samples(self, node: Node, known: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
@@ -263,7 +264,7 @@ class SearchTree:
 
     def give_back(self, nodes: Collection[Node]) -> None:
         """Removes pending children that the generator gave back. Their indices are not used again, so the seeds of
-        other children do not depend on what was given back."""
+        other children do not depend on what was given back, and a replay knows every child by its id."""
         for node in nodes:
             parent = node.parent
             if parent is None or node.status is not NodeStatus.PENDING or node.is_lookahead:
@@ -340,7 +341,7 @@ class SearchTree:
     def take_up(self, node: Node) -> None:
         """Puts a failed node back in flight: written if it has its step, pending otherwise."""
         if node.status is not NodeStatus.FAILED:
-            raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be resumed")
         self._set_status(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
         # The node will arrive after nodes that were requested later, but a fold takes nodes in the order of requests.
         self._folds.clear()
@@ -363,7 +364,7 @@ class SearchTree:
     def reopen(self, node: Node) -> None:
         """Opens a pruned node that has a reward."""
         if node.status is not NodeStatus.PRUNED or node.reward is None:
-            raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be reopened")
         self._set_status(node, NodeStatus.OPEN)
 
     def restore(

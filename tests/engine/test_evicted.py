@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.connector import evicted
-from kvstore.connector.evicted import LOOK_EVERY, MOST, SELDOM, TRIES, EvictedPaths, Lookups
+from kvstore.connector.evicted import LOOK_EVERY, LOOKUP_INTERVAL, MAX_MISSES, MOST, EvictedPaths, Lookups
 
 SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())
 
@@ -85,7 +85,7 @@ def test_a_path_stored_at_once_is_not_pending_and_is_known(pool: Pool) -> None:
     paths.store_now(now, {1: "hash 1"})
     assert stored(paths, 0, blocked=["prompt"]) == [], "a request of that name is being stored"
     lookups = Lookups(paths.stored)
-    for _ in range(TRIES):
+    for _ in range(MAX_MISSES):
         lookups.ended(found=False)
     assert lookups.worth("hash 2")
     assert not lookups.worth("hash 3")
@@ -148,10 +148,10 @@ def test_lookups_become_rare_after_misses_except_for_stored_prefixes(pool: Pool)
     assert stored(paths, 1) == ["path"]
     lookups = Lookups(paths.stored)
 
-    for _ in range(TRIES):
+    for _ in range(MAX_MISSES):
         assert lookups.worth("unknown")
         lookups.ended(found=False)
-    assert sum(lookups.worth("unknown") for _ in range(10 * SELDOM)) == 10
+    assert sum(lookups.worth("unknown") for _ in range(10 * LOOKUP_INTERVAL)) == 10
     assert lookups.worth("hash 1")
     assert lookups.worth("hash 2")
     lookups.ended(found=True)

@@ -99,9 +99,9 @@ def test_a_format_adds_no_more_tokens_than_its_settings_say(name: str, tokenizer
 
 def test_labels_of_several_tokens_are_refused(tokenizer: PreTrainedTokenizerBase) -> None:
     template = VerifierTemplate(labels=(" right", " wrong"))
-    with pytest.raises(EngineStartError, match="is no token of the process reward model"):
+    with pytest.raises(EngineStartError, match="is not a token of the process reward model"):
         Generative(GenerativeSettings(model="any", template=template), tokenizer)
-    with pytest.raises(EngineStartError, match="are not one token each behind"):
+    with pytest.raises(EngineStartError, match="are not one token each after"):
         Generative(GenerativeSettings(model="any"), byte_level(["Yes", "No"], LLAMA_3))
 
 

@@ -101,8 +101,8 @@ def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "more", "reason"),
     [
-        ("LlamaForCausalLM", {"kv_cache_dtype": "int8_per_token_head"}, "kept as a backend likes"),
-        ("LlamaForCausalLM", {"kv_cache_dtype_skip_layers": ["0"]}, "types of their own"),
+        ("LlamaForCausalLM", {"kv_cache_dtype": "int8_per_token_head"}, "depends on the attention backend"),
+        ("LlamaForCausalLM", {"kv_cache_dtype_skip_layers": ["0"]}, "different KV data types"),
         ("Gemma3ForCausalLM", {"hf_overrides": {"layer_types": ["chunked_attention"] * 7}}, "chunked_attention"),
     ],
 )
@@ -132,5 +132,5 @@ async def test_an_engine_that_keeps_more_than_expected_is_refused(tmp_path: Path
     as_expected: Any = Engine(config, expected)
     assert await engine_geometry(as_expected) == expected
     larger: Any = Engine(config, expected._replace(bytes_per_block=expected.bytes_per_block + 64))
-    with pytest.raises(EngineStartError, match=r"\+64 bytes a block"):
+    with pytest.raises(EngineStartError, match=r"\+64 bytes per block"):
         await engine_geometry(larger)

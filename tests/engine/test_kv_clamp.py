@@ -239,7 +239,9 @@ async def test_a_path_larger_than_all_kv_memory_is_refused_naming_the_setting(
     assert clamp is not None
     # vLLM starts only with memory for its longest sequence, so a smaller capacity must be simulated.
     monkeypatch.setattr(clamp.ledger, "capacity", 1)
-    with pytest.raises(PathTooLarge, match=r"needs \d+ KV blocks, there are 1; generator\.kv_cache_memory_bytes"):
+    with pytest.raises(
+        PathTooLarge, match=r"needs \d+ KV blocks, but there are only 1; generator\.kv_cache_memory_bytes"
+    ):
         await token_ids(small, solutions(small, 1, "too large"))
     monkeypatch.undo()
     assert len(await token_ids(small, solutions(small, 1, "not too large"))) == 1

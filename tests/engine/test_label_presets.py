@@ -71,7 +71,7 @@ def test_newlines_in_a_step_are_no_tag(name: str, tokenizer: PreTrainedTokenizer
 def test_a_vocabulary_without_the_tag_is_refused(name: str) -> None:
     # As Llama 2's and Qwen2.5's, which spell four newlines, or the Cyrillic tag behind a space, in several tokens.
     tokenizer = byte_level([" к", "\n\n", " +", " -"], LLAMA_3)
-    with pytest.raises(EngineStartError, match="is no token of the process reward model"):
+    with pytest.raises(EngineStartError, match="is not a token of the process reward model"):
         preset(name, tokenizer)
 
 
@@ -144,8 +144,8 @@ def test_a_template_without_its_parts_is_refused(template: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"system_prompt": "Judge."}, "system_prompt is read only without a tag"),
-        ({"tag": None, "separator": " "}, "separator is read only with a tag"),
+        ({"system_prompt": "Judge."}, "system_prompt has an effect only without a tag"),
+        ({"tag": None, "separator": " "}, "separator has no effect without a tag"),
     ],
 )
 def test_a_template_refuses_what_it_would_not_read(template: dict[str, Any], message: str) -> None:

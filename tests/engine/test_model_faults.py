@@ -125,8 +125,8 @@ async def test_nothing_is_odd_about_the_embedded_reward_model(shared_scoring: Sc
         (1.0, 0.3, None),
         (0.5, 0.5, "they are the same"),
         (0.0, 0.0, "they are the same"),
-        (1.0, 0.0, "know no doubt"),
-        (0.0, 1.0, "know no doubt"),
+        (1.0, 0.0, "suggest that the weights were not trained"),
+        (0.0, 1.0, "suggest that the weights were not trained"),
     ],
 )
 async def test_which_rewards_are_odd(right: float, wrong: float, told: str | None) -> None:

@@ -40,7 +40,7 @@ async def test_the_newer_runner_is_refused_without_triton(
     generator_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(EngineStartError, match=r"did not start: VLLM_USE_V2_MODEL_RUNNER wants .* needs Triton"):
+    with pytest.raises(EngineStartError, match=r"did not start: VLLM_USE_V2_MODEL_RUNNER selects .* needs Triton"):
         await GenerationEngine(GeneratorSettings(model=generator_model)).start()
 
 

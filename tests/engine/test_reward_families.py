@@ -239,10 +239,10 @@ async def test_a_function_scores_every_unscored_step(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("too_much", "too_much gave a reward of 1.5"),
-        ("no_number", "no_number gave a reward of 'high'"),
+        ("too_much", "too_much returned the reward 1.5"),
+        ("no_number", "no_number returned the reward 'high'"),
         ("breaks", "breaks failed: KeyError"),
-        ("sleeps", "sleeps was not done within 0.05 s"),
+        ("sleeps", "sleeps did not return within 0.05 s"),
     ],
 )
 async def test_errors_of_a_function_name_the_function(name: str, complaint: str) -> None:
@@ -257,7 +257,7 @@ async def test_calls_that_hang_occupy_their_slots_and_are_detected() -> None:
     await scorer.start()
     RELEASE.clear()
     for _ in range(2):
-        with pytest.raises(ScorerError, match="was not done within"):
+        with pytest.raises(ScorerError, match="did not return within"):
             await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), 0.1))
     assert await scorer.check_integrity() != []
     with pytest.raises(ScorerError, match="do not return"):

@@ -188,5 +188,5 @@ async def test_the_canary_is_never_answered_from_the_reward_cache(scoring: Scori
 
 async def test_a_tag_that_the_model_does_not_know_is_refused(prm_model: str) -> None:
     settings = StepHeadSettings(model=prm_model, step_tag="<step>")
-    with pytest.raises(EngineStartError, match=r"prm\.step_tag '<step>' is no special token"):
+    with pytest.raises(EngineStartError, match=r"prm\.step_tag '<step>' is not a special token"):
         StepHead(settings, AutoTokenizer.from_pretrained(prm_model))

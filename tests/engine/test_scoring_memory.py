@@ -120,6 +120,8 @@ async def test_a_path_larger_than_all_kv_memory_is_refused_naming_the_setting(
     assert clamp is not None
     # vLLM starts only with memory for its longest sequence, so a smaller capacity must be simulated.
     monkeypatch.setattr(clamp.ledger, "capacity", 1)
-    with pytest.raises(ScoredPathTooLarge, match=r"needs \d+ KV blocks, there are 1; prm\.kv_cache_memory_bytes"):
+    with pytest.raises(
+        ScoredPathTooLarge, match=r"needs \d+ KV blocks, but there are only 1; prm\.kv_cache_memory_bytes"
+    ):
         await score(small, 400, 1)
     assert await small.check_integrity(SETTLE_S) == []

@@ -149,7 +149,7 @@ def test_without_a_directory_of_ones_own_there_is_no_template(
     (tmp_path / f"banyan-{os.getuid()}").mkdir(mode=0o755)
     monkeypatch.setattr(template, "_templates", {})
     assert template.template_of(GeneratorSettings(model=generator_model)) is None
-    assert "is not this user's alone" in warnings.text
+    assert "must belong to this user and be closed to others (mode 0700)" in warnings.text
 
 
 def test_a_process_outlives_its_template(own: Template, directory: Path) -> None:

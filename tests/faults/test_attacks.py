@@ -1,7 +1,7 @@
 """All attacks of `benchmarks.attacks` at once, in random order, beside two innocent tenants.
 
 Nobody else's request fails or waits for long, no engine is replaced but by the tests' own poison, and afterwards
-memory, places, queues and ledgers are as before.
+memory, slots, queues and ledgers are as before.
 """
 
 import asyncio

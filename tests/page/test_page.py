@@ -245,7 +245,7 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_its_tab(keyed: str, visit: Visi
     page.get_by_role("button", name="Use it").click()
     expect(dialog).to_be_hidden()
     ask(page, QUESTION)
-    expect(page.locator("#key-problem")).to_contain_text("key is wrong")
+    expect(page.locator("#key-problem")).to_contain_text("key is not valid")
     page.fill("#key", KEY)
     page.keyboard.press("Enter")
     assert answered(page) == direct(keyed, QUESTION, BEAM, key=KEY)["search"]["answer"]

@@ -103,7 +103,7 @@ def test_handles_return_and_refuse_the_same_as_http(idle: Application) -> None:
 
 
 def test_a_job_through_handles_adapts_to_the_number_of_places(idle: Application, tmp_path: Path) -> None:
-    """With more concurrent searches than places, refusals slow the job down, and every line has its result."""
+    """With more concurrent searches than slots, refusals slow the job down, and every line has its result."""
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     given.write_text("".join(json.dumps(problem.as_json()) + "\n" for problem in problems(12, seed=63)))
     found = look_at(given)

@@ -65,7 +65,7 @@ async def test_all_calls_to_a_lost_deployment_fail_at_once_and_later_ones_immedi
     deployment.alive = False
     calls = await asyncio.gather(*(deployment.call() for _ in range(8)), return_exceptions=True)
     assert [type(call) for call in calls] == [CircuitOpen] * 8
-    assert str(calls[0]) == "it is gone: there was no sign of life for 0.1 s"
+    assert str(calls[0]) == "it is unavailable: no heartbeat for 0.1 s"
     looks = deployment.looks
     with pytest.raises(CircuitOpen):
         await deployment.call()

@@ -50,7 +50,7 @@ def test_an_invalid_value_is_refused_by_name(field: str, value: object) -> None:
     [
         ({}, "port and http_port: must be given with host"),
         ({"port": 5555}, "http_port: must be given with host"),
-        ({"port": 5555, "http_port": 8080, "l1_size_gb": 2}, "l1_size_gb: of a server that Banyan starts"),
+        ({"port": 5555, "http_port": 8080, "l1_size_gb": 2}, "l1_size_gb: only for a server that Banyan starts"),
         (
             {
                 "port": 5555,
@@ -59,7 +59,7 @@ def test_an_invalid_value_is_refused_by_name(field: str, value: object) -> None:
                 "lmcache_args": {"eviction_policy": "ARC"},
                 "idle_s": 1,
             },
-            "l2_adapters, lmcache_args, idle_s: of a server that Banyan starts",
+            "l2_adapters, lmcache_args, idle_s: only for a server that Banyan starts",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def external_server(chunk_size: int) -> Iterator[CacheSettings]:
 def test_an_existing_server_is_asked_for_its_chunk_size() -> None:
     with external_server(32) as settings:
         assert existing_server(settings) == CacheAddress("127.0.0.1", settings.port, settings.http_port)
-    with external_server(256) as settings, pytest.raises(CacheServerError, match="keeps 256 tokens together"):
+    with external_server(256) as settings, pytest.raises(CacheServerError, match="has chunk size 256"):
         existing_server(settings)
 
 

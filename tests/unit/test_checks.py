@@ -248,7 +248,7 @@ def test_an_exact_generator_needs_exact_rewards(exact: bool) -> None:
     several = {"family": "several", "of": [{"prm": {"exact": True}}, {"prm": {"exact": not exact}}]}
     given = {"generator": {"exact": exact}, "prm": several}
     if exact:
-        reason = "must be true with generator.exact: trees depend on rewards, too"
+        reason = "must be true with generator.exact: trees depend on rewards too"
         assert problems(given) == [f"prm.of.1.prm.exact: {reason}"]
     else:
         build(AppConfig.model_validate(given))
@@ -294,7 +294,7 @@ def with_template(directory: Path, part: str, template: str | None) -> str:
         ("generator", "{{ messages[0].no_such.thing }}", "the chat template refuses these messages"),
         ("generator", "{% for %}", "the chat template"),
         ("generator", "{{ messages | no_such_filter }}", "the chat template"),
-        ("generator", "Answer the question.", "makes the same prompt of every question"),
+        ("generator", "Answer the question.", "makes the same prompt from every question"),
         ("generator", "{{ raise_exception('only tools') }}", "the chat template refuses these messages: only tools"),
         ("prm", None, "has no chat template"),
         ("prm", "{{ messages[5].content }}", "the chat template"),
@@ -326,7 +326,7 @@ def test_a_chat_template_from_a_file_takes_the_place_of_the_models(tmp_path: Pat
         ({"family": "step_head", "system_prompt": "Judge."}, "no system turn"),
         ({"family": "outcome", "system_prompt": "Judge."}, "no system turn"),
         ({"family": "label_turns", "system_prompt": "Judge.", "max_model_len": 4096}, "no system turn"),
-        ({"family": "step_head", "step_tag": "<|none|>"}, "is no special token"),
+        ({"family": "step_head", "step_tag": "<|none|>"}, "is not a special token"),
     ],
 )
 def test_a_reward_model_whose_template_refuses_its_familys_messages_is_refused(

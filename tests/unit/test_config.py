@@ -107,7 +107,7 @@ def test_a_family_takes_its_own_settings_and_refuses_those_of_others_by_their_pa
         ({"prm": {"family": "function", "function": "a:b", "functoin": 1}}, "prm.functoin", "did you mean function?"),
         ({"generator": {"replicas": {"min_replica": 1}}}, "generator.replicas.min_replica", "mean min_replicas?"),
         ({"cache": {"chunksize": 32}}, "cache.chunksize", "did you mean chunk_size?"),
-        ({"cache": {"zzz": 1}}, "cache.zzz", "there are: enabled, required, l1_size_gb"),
+        ({"cache": {"zzz": 1}}, "cache.zzz", "available: enabled, required, l1_size_gb"),
         ({"controller": {"store": {"pth": "/x"}}}, "controller.store.pth", "did you mean path?"),
         (
             {"controller": {"default_search": {"strategy": "dvts", "temprature": 1}}},
@@ -150,7 +150,7 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
     ("given", "path", "message"),
     [
         (prm("guess"), "prm.family", "step_head, label_turns"),
-        ({"prm": {"family": ["step_head"]}}, "prm.family", "there is no such family"),
+        ({"prm": {"family": ["step_head"]}}, "prm.family", "unknown family"),
         ({"prm": "step_head"}, "prm", "must be a mapping"),
         ({"prm": {"family": "outcome"}}, "prm.model", "Field required"),
         (prm("function"), "prm.function", "Field required"),
@@ -162,26 +162,30 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (
             prm("value_head", chat_template="a.jinja"),
             "prm",
-            "chat_template is read only where paths are encoded as a chat",
+            "chat_template has no effect with this family",
         ),
-        (prm("math_shepherd", chat_template="a.jinja"), "prm", "chat_template is read only where"),
+        (prm("math_shepherd", chat_template="a.jinja"), "prm", "chat_template has no effect with"),
         (prm("eurus_rm", engine_args={"hf_overrides": {}}), "prm", "engine_args may not set hf_overrides"),
         (prm("implicit", reference="r", engine_args={"hf_overrides": {}}), "prm", "may not set hf_overrides"),
         (several({}), "prm.of", "at least 2 reward models"),
-        (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "there is no such family"),
+        (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "unknown family"),
         (several({}, {"step_tga": "m"}), "prm.of.1.prm.step_tga", "did you mean step_tag?"),
         (several({}, several({}, {})["prm"]), "prm.of.1.prm", "not possible inside of several"),
         (several({}, {"replicas": {"max_replicas": 2}}), "prm.of.1", "only num_gpus may be set"),
         (several({}, {"replicas": {"num_gpus": 0.5}}), "prm", "num_gpus must be at least 0.5"),
         ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),
         (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
-        ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is no import path"),
+        ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is not an import path"),
         ({"controller": {"step_clusters": "no_such.module:f"}}, "controller.step_clusters", "cannot be imported"),
-        ({"controller": {"step_clusters": "deployments.config:EFFORTS"}}, "controller.step_clusters", "is no function"),
+        (
+            {"controller": {"step_clusters": "deployments.config:EFFORTS"}},
+            "controller.step_clusters",
+            "is not a function",
+        ),
         ({"controller": {"step_hook": {}}}, "controller.step_hook.function", "required"),
-        (step_hook("hook"), "controller.step_hook.function", "is no import path"),
+        (step_hook("hook"), "controller.step_hook.function", "is not an import path"),
         (step_hook("no_such.module:f"), "controller.step_hook.function", "cannot be imported"),
-        (step_hook("deployments.config:merged"), "controller.step_hook.function", "is no async function"),
+        (step_hook("deployments.config:merged"), "controller.step_hook.function", "is not an async function"),
         (step_hook(CALCULATOR, timeout_s=0), "controller.step_hook.timeout_s", "greater than 0"),
         (step_hook(CALCULATOR, fallback="ignore"), "controller.step_hook.fallback", "'leave' or 'fail'"),
     ],
@@ -273,7 +277,7 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     )
     assert config.missing_models() == [
         f"generator.chat_template: there is no file {tmp_path}/none.jinja",
-        f"prm.engine_args.tokenizer: there is no directory {tmp_path}/none; a hub id, or a tokenizer's directory",
+        f"prm.engine_args.tokenizer: there is no directory {tmp_path}/none: give a hub id, or a tokenizer's directory",
     ]
 
 

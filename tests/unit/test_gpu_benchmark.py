@@ -3,8 +3,8 @@
 from benchmarks.gpu import ARMS, MIB, claims, row, used_mib
 from benchmarks.kv_clamp import COUNTERS, Run
 from deployments.config import merged
+from kvstore.memory.device_memory import Role, split
 from kvstore.memory.geometry import KVGeometry, KVGroup
-from kvstore.memory.planner import Role, split
 
 GIB = 1 << 30
 

@@ -84,7 +84,7 @@ def test_a_request_that_can_never_fit_is_refused() -> None:
     ledger = KVLedger(3, BLOCK)
 
     assert reserved(ledger, prefix(*range(11)), growth=50) is not None
-    with pytest.raises(TooLarge, match="needs 4 KV blocks, there are 3"):
+    with pytest.raises(TooLarge, match="needs 4 KV blocks, but there are only 3"):
         reserved(ledger, prefix(*range(12)), growth=1)
 
 

@@ -16,7 +16,7 @@ from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
 from deployments.engines.settings import EMBEDDED_GENERATOR, GeneratorSettings
 from deployments.startup.memory_plan import element_bytes, roles_of, stored_numbers
-from kvstore.memory.planner import split
+from kvstore.memory.device_memory import split
 
 MIB = 1 << 20
 TOKENS = {"generator": 1.0, "prm": 1.0}
@@ -72,7 +72,7 @@ def test_a_model_of_unknown_memory_is_reported_in_one_line(tmp_path: Path) -> No
 
 def test_the_printed_plan_is_a_valid_configuration() -> None:
     shown = plan_output(None, "64MiB")
-    assert "sequences of the longest" in shown
+    assert "sequences of maximum length" in shown
     written = yaml.safe_load(shown[shown.index("generator:\n") :])
     config = AppConfig.model_validate(written)
     given = (config.generator.kv_cache_memory_bytes or 0) + (config.prm.kv_cache_memory_bytes or 0)

@@ -109,12 +109,15 @@ def test_the_kv_of_a_token_depends_on_its_type(changed: dict[str, Any], factor: 
     ("arguments", "reason"),
     [
         ({"speculative_config": {"model": "small"}}, "a draft model has layers too"),
-        ({"kv_cache_dtype": "int8_per_token_head"}, "int8_per_token_head is kept as a backend likes"),
+        (
+            {"kv_cache_dtype": "int8_per_token_head"},
+            "int8_per_token_head has a layout that depends on the attention backend",
+        ),
         ({"cpu_offload_gb": 4}, "engine_args.cpu_offload_gb changes what the weights take"),
         ({"quantization": "fp8"}, "engine_args.quantization changes what the weights take"),
         ({"hf_overrides": {"layer_types": ["linear_attention"] * 36}}, "it has layers of linear_attention"),
-        ({"hf_overrides": {"mamba_d_state": 16}}, "it has layers that are no attention"),
-        ({"hf_overrides": {"index_topk": 2048}}, "it keeps an index beside its latent vectors"),
+        ({"hf_overrides": {"mamba_d_state": 16}}, "it has layers without attention"),
+        ({"hf_overrides": {"index_topk": 2048}}, "it stores an index in addition to its latent vectors"),
     ],
 )
 def test_memory_that_is_not_known_is_not_guessed(arguments: dict[str, Any], reason: str) -> None:

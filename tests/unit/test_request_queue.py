@@ -37,7 +37,7 @@ def request(
 
 
 def clamped(blocks: int, batch: int = 1000) -> RequestQueue:
-    return RequestQueue(batch, KVClamp(KVLedger(blocks, BLOCK)), ahead=0)
+    return RequestQueue(batch, KVClamp(KVLedger(blocks, BLOCK)), surplus=0)
 
 
 def submitted(queue: RequestQueue, *requests: EngineRequest) -> list[EngineRequest]:
@@ -59,7 +59,7 @@ def names(requests: Sequence[EngineRequest]) -> str:
 
 
 def test_requests_start_while_slots_are_free_and_each_end_starts_the_next() -> None:
-    queue = RequestQueue(4, ahead=0.5)
+    queue = RequestQueue(4, surplus=0.5)
     submitted(queue, *(request() for _ in range(10)))
     running = started(queue)
     assert (len(running), queue.queued, len(queue)) == (6, 4, 10)
@@ -69,7 +69,7 @@ def test_requests_start_while_slots_are_free_and_each_end_starts_the_next() -> N
 
 
 def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request("wide") for _ in range(3 * TURN)))
     order = []
     for turn in range(3 * TURN + 2):
@@ -83,7 +83,7 @@ def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
 
 
 def test_a_search_of_another_owner_waits_for_one_turn_however_many_searches_there_are() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request(f"one of many {search}", owner="many") for search in range(16) for _ in range(TURN)))
     [running] = started(queue)
     submitted(queue, *(request("single", owner="single") for _ in range(4)))
@@ -124,7 +124,7 @@ def test_an_owner_has_the_whole_batch_again_when_others_have_gone(monkeypatch: p
 
 
 def test_a_narrow_search_does_not_wait_behind_a_wide_one_of_its_owner_while_another_owner_is_served() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request("wide", owner="slow") for _ in range(8 * TURN)))
     submitted(queue, *(request("other", owner="quick") for _ in range(8 * TURN)))
     for _ in range(4 * TURN):
@@ -144,7 +144,7 @@ def test_a_narrow_search_does_not_wait_behind_a_wide_one_of_its_owner_while_anot
     slots=st.integers(1, 8),
 )
 def test_owners_that_wait_are_served_equally(waiting: list[tuple[str, str, int]], slots: int) -> None:
-    queue = RequestQueue(slots, ahead=0)
+    queue = RequestQueue(slots, surplus=0)
     for owner, search, many in waiting:
         submitted(queue, *(request(owner + search, owner=owner) for _ in range(many)))
     left = Counter({owner: sum(many for name, _, many in waiting if name == owner) for owner in "abc"})
@@ -160,7 +160,7 @@ def test_owners_that_wait_are_served_equally(waiting: list[tuple[str, str, int]]
 
 
 def test_priorities_of_owners_are_comparable() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request("long", owner="long") for _ in range(4 * TURN)))
     for _ in range(3 * TURN):
         [running] = started(queue)
@@ -184,7 +184,7 @@ def test_owners_leave_nothing_behind_where_all_requests_are_aborted() -> None:
 
 
 def test_a_request_that_continues_a_finished_one_has_its_place() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request("wide") for _ in range(2 * TURN)))
     [first] = started(queue)
     queue.end(first, Ending.FINISHED)
@@ -203,7 +203,7 @@ def test_at_equal_turns_first_steps_of_a_new_search_go_first() -> None:
 
 
 def test_a_canary_goes_before_all_others_and_takes_no_turn_from_them() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request(f"new {number}", lane=Lane.FIRST_STEPS) for number in range(20)))
     order = []
     for _ in range(3):
@@ -217,7 +217,7 @@ def test_a_canary_goes_before_all_others_and_takes_no_turn_from_them() -> None:
 
 @pytest.mark.parametrize("lane", [Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS])
 def test_under_contention_one_request_in_eight_is_flex(lane: Lane) -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     submitted(queue, *(request("flex", lane=lane) for _ in range(10)))
     order = []
     for number in range(10 * (FLEX_RATIO + 1)):
@@ -229,13 +229,13 @@ def test_under_contention_one_request_in_eight_is_flex(lane: Lane) -> None:
 
 
 def test_alone_flex_requests_do_not_wait() -> None:
-    queue = RequestQueue(4, ahead=0)
+    queue = RequestQueue(4, surplus=0)
     submitted(queue, *(request("flex", lane=Lane.FLEX_DEMAND) for _ in range(4)))
     assert len(started(queue)) == 4
 
 
 async def test_a_waiting_feeder_gets_the_next_request_once_it_can_start() -> None:
-    queue = RequestQueue(1, ahead=0)
+    queue = RequestQueue(1, surplus=0)
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     [first, second] = submitted(queue, request(), request())
@@ -447,7 +447,7 @@ def finish(queue: RequestQueue, *ended: EngineRequest) -> None:
 
 
 def test_a_call_alone_starts_when_the_others_have_ended_and_others_wait_for_its_end() -> None:
-    queue = RequestQueue(4, ahead=0)
+    queue = RequestQueue(4, surplus=0)
     submitted(queue, request("a"), request("a"))
     before = started(queue)
     call, _ = alone_in(queue, "suspect", 2)
@@ -465,7 +465,7 @@ def test_a_call_alone_starts_when_the_others_have_ended_and_others_wait_for_its_
 
 
 def test_canaries_run_beside_a_call_alone() -> None:
-    queue = RequestQueue(4, ahead=0)
+    queue = RequestQueue(4, surplus=0)
     submitted(queue, request("probe", canary=True))
     [canary] = started(queue)
     _, [suspect] = alone_in(queue, "suspect")
@@ -476,7 +476,7 @@ def test_canaries_run_beside_a_call_alone() -> None:
 
 
 def test_between_two_calls_alone_others_fill_a_batch() -> None:
-    queue = RequestQueue(2, ahead=0)
+    queue = RequestQueue(2, surplus=0)
     order = []
     first, [suspect] = alone_in(queue, "first")
     second, _ = alone_in(queue, "second")
@@ -493,7 +493,7 @@ def test_between_two_calls_alone_others_fill_a_batch() -> None:
 
 
 def test_nobody_waits_for_a_call_alone_that_is_gone() -> None:
-    queue = RequestQueue(2, ahead=0)
+    queue = RequestQueue(2, surplus=0)
     submitted(queue, request("a"))
     [running] = started(queue)
     call, [suspect] = alone_in(queue, "suspect")
@@ -506,7 +506,7 @@ def test_nobody_waits_for_a_call_alone_that_is_gone() -> None:
 
 
 def test_the_searches_at_a_dead_engine_are_those_that_were_handed_to_it() -> None:
-    queue = RequestQueue(2, ahead=0)
+    queue = RequestQueue(2, surplus=0)
     submitted(queue, request("runs"), request("failed"), request("waits"))
     running = started(queue)
     running[1].collector = object()
@@ -516,7 +516,7 @@ def test_the_searches_at_a_dead_engine_are_those_that_were_handed_to_it() -> Non
 
 
 def test_an_aborted_request_is_at_the_engine_until_that_has_read_the_abort() -> None:
-    queue = RequestQueue(2, ahead=0)
+    queue = RequestQueue(2, surplus=0)
     submitted(queue, request("left"), request("left early"), request("stays"))
     [left, early] = started(queue)
     left.collector = object()

@@ -155,7 +155,7 @@ def test_no_id_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory, 
         with pytest.raises(NotThere):
             ask(name)
     if not name.isascii() or not name.isalnum() or name != name.lower():
-        with pytest.raises(ValueError, match="no owner"):
+        with pytest.raises(ValueError, match="unknown owner"):
             store.owned(name)
 
 
@@ -266,7 +266,7 @@ class TestBatches:
         store = make(tmp_path, batches_max=3)
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         made = [store.begin("a", batch_of(store, "a", file.id)) for _ in range(3)]
-        with pytest.raises(Full, match=r"at most 3 batches that have not ended are kept here \(store.batches_max\)"):
+        with pytest.raises(Full, match=r"at most 3 batches that have not ended can be stored \(store.batches_max\)"):
             store.begin("a", batch_of(store, "a", file.id))
         assert len(store.pending()) == 3
         for batch in made[1:]:
@@ -501,5 +501,5 @@ class TestWithoutHardLinks:
         writing.join()
         monkeypatch.setattr(directory_module, "LOCK_WAIT_S", 0.1)
         mark.write_text("")
-        with pytest.raises(OtherStore, match=r"id on .* holds no store's id: remove it"):
+        with pytest.raises(OtherStore, match=r"id on .* contains no store id: remove it"):
             make(tmp_path)

@@ -359,7 +359,7 @@ async def test_what_a_harmful_request_asked_is_refused_for_everybody_who_asks_it
     assert len(cluster.requests) == sent
     assert found == [1]
     [record] = [each for each in caplog.records if each.name == "banyan.suspects"]
-    assert "request bad ended an engine twice" in record.getMessage()
+    assert "request bad crashed an engine twice" in record.getMessage()
     assert b"bad".hex() in record.getMessage()
 
 
@@ -490,7 +490,7 @@ def test_an_owner_with_many_harmful_requests_is_refused_and_nobody_else() -> Non
     for number in range(remembered.MAX_HARMFUL):
         with suspects.request(f"search {number}", "harmful", asked(f"with a number: {number}")):
             suspects.found_harmful(f"search {number}")
-    with pytest.raises(HarmfulRequest, match="8 requests of this client ended an engine twice each"):
+    with pytest.raises(HarmfulRequest, match="8 requests of this client crashed an engine twice each"):
         suspects.check("harmful", asked("something else"))
     suspects.check("another", asked("something else"))
 

@@ -32,7 +32,7 @@ def test_an_idle_engine_never_hangs() -> None:
 def test_an_engine_that_neither_sends_nor_computes_hangs_after_stall_s() -> None:
     results = list(looks(seconds=5, reports=0, progress=0, owes=True, computes=False))
     assert results[:4] == [None] * 4
-    assert results[4] == "the engine hangs: it owes a reply and has done nothing for 5 s"
+    assert results[4] == "the engine hangs: it has work but has done nothing for 5 s"
 
 
 @pytest.mark.parametrize("reports", [0, 1000], ids=["silent", "turning over"])
@@ -102,7 +102,7 @@ def test_a_wait_for_the_gpu_is_no_hang_but_a_wait_for_nothing_is(monkeypatch: py
     while found is None:
         second += 1
         found = detector.look(Signs(0, 0, owes=True), lambda: processes.computes(1.0), 1.0)
-    assert (second, found) == (34, "the engine hangs: it owes a reply and has done nothing for 5 s")
+    assert (second, found) == (34, "the engine hangs: it has work but has done nothing for 5 s")
     assert detector.silent_s == STALL
 
 

@@ -60,7 +60,7 @@ def parse_prm(given: Any) -> RewardSettings:
         raise _refused((), given, "must be a mapping")
     name = given.get("family", DEFAULT_FAMILY)
     if not isinstance(name, str) or name not in FAMILIES:
-        raise _refused(("family",), name, f"there is no such family; there are: {', '.join(FAMILIES)}")
+        raise _refused(("family",), name, f"unknown family; available: {', '.join(FAMILIES)}")
     return FAMILIES[name].model_validate(given)
 
 

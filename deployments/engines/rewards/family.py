@@ -161,7 +161,7 @@ class RewardFamily(ABC):
 
 
 class RewardModelSettings(EngineSettings):
-    """A process reward model. What only one family reads is a setting of that family."""
+    """A process reward model. Settings of a single family are listed with that family ([rewards.md](rewards.md))."""
 
     family: str
     """How the model scores a step; each family says its own name."""
@@ -191,7 +191,7 @@ class RewardModelSettings(EngineSettings):
                 "the family changes the model's configuration itself: engine_args may not set hf_overrides"
             )
         if self.chat_template and not self.reads_chat:
-            raise ValueError("chat_template is read only where paths are encoded as a chat, which this family does not")
+            raise ValueError("chat_template has no effect with this family: it does not encode paths as a chat")
         return self
 
     @property

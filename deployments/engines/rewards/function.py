@@ -92,7 +92,7 @@ class FunctionScorer:
                     for item in request.items
                 ]
         except TimeoutError as error:
-            raise ScorerError(f"{self._name} was not done within {request.deadline_s:g} s") from error
+            raise ScorerError(f"{self._name} did not return within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
             failure = group_of_failures.exceptions[0]
             # The traceback goes to the log only, which hides the failure's message: that may quote a step, and this

@@ -93,9 +93,9 @@ class LabelTemplate(TextTemplate):
     @model_validator(mode="after")
     def _read_with_this_tag(self) -> Self:
         if self.tag is None and self.separator != _SEPARATOR:
-            raise ValueError("separator is read only with a tag")
+            raise ValueError("separator has no effect without a tag")
         if self.tag is not None and self.system_prompt is not None:
-            raise ValueError("system_prompt is read only without a tag (tag: null)")
+            raise ValueError("system_prompt has an effect only without a tag (tag: null)")
         return self
 
 
@@ -139,7 +139,7 @@ class LabelReader:
         """
         ids = [last_tokens(tokenizer, label, before) for label in labels]
         if before and any(len(each) > 1 for each in ids):
-            raise EngineStartError(f"prm labels {labels} are not one token each behind {before!r}")
+            raise EngineStartError(f"prm labels {labels} are not one token each after {before!r}")
         self._good, self._bad = (each[-1] for each in ids)
         if self._good == self._bad:
             raise EngineStartError(f"prm labels {labels} are the same token of {model!r}")
@@ -162,7 +162,7 @@ class LabelReader:
         """The probability of the good label. Raises ValueError when the output does not have those of both."""
         rows = output.outputs[0].logprobs
         if not rows or not {self._good, self._bad} <= rows[0].keys():
-            raise ValueError("the engine gave no log-probabilities of the labels")
+            raise ValueError("the engine returned no log-probabilities of the labels")
         margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
         return 0.0 if margin >= 700 else 1.0 / (1.0 + math.exp(margin))
 
@@ -230,5 +230,5 @@ def last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "
     head = tokenizer.encode(before, add_special_tokens=False) if before else []
     ids = tokenizer.encode(before + text, add_special_tokens=False)
     if ids[: len(head)] != head or not ids or tokenizer.decode(ids[-1:]).lstrip(" ") != text.lstrip(" "):
-        raise EngineStartError(f"{text!r} is no token of the process reward model")
+        raise EngineStartError(f"{text!r} is not a token of the process reward model")
     return [int(token) for token in ids[len(head) :]]

@@ -44,7 +44,7 @@ class Adapter:
         unread = [name for name in _UNREAD if config.get(name)]
         if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unread:
             raise ValueError(
-                f"the adapter {path!r} is none that can be merged: its peft_type is {config.get('peft_type')!r}, its "
+                f"the adapter {path!r} cannot be merged: its peft_type is {config.get('peft_type')!r}, its "
                 f"bias {config.get('bias')!r}, and it sets {', '.join(unread) or 'nothing else'}"
             )
         self._path = path
@@ -87,7 +87,7 @@ class Adapter:
                 continue
             factor = next((each for each in _FACTORS if name.endswith(each)), None)
             if factor is None:
-                raise ValueError(f"the adapter {self._path!r} is none that can be merged: it has {name}")
+                raise ValueError(f"the adapter {self._path!r} cannot be merged: it has {name}")
             other = name.removesuffix(factor) + (_UP if factor == _DOWN else _DOWN)
             if other not in self._parts:
                 raise ValueError(f"the adapter {self._path!r} has {name} without {other}")

@@ -49,7 +49,9 @@ class Member(Settings):
     @model_validator(mode="after")
     def _only_a_share_of_the_replica(self) -> Self:
         if self.prm.replicas.model_copy(update={"num_gpus": None}) != ReplicaSettings():
-            raise ValueError("replicas are those of prm.replicas: only num_gpus may be set here, this model's share")
+            raise ValueError(
+                "only num_gpus may be set here, this model's share of a GPU; prm.replicas holds for all models"
+            )
         return self
 
     def calibrated(self, reward: float) -> float:
@@ -82,7 +84,7 @@ class SeveralSettings(Settings):
     def _fit_the_replica(self) -> Self:
         shares = sum(member.prm.replicas.num_gpus or 0 for member in self.of)
         if shares > (self.replicas.num_gpus or 0) + 1e-6:
-            raise ValueError(f"replicas.num_gpus must be at least {shares:g}, what the models in `of` take of it")
+            raise ValueError(f"replicas.num_gpus must be at least {shares:g}, the sum of the models in `of`")
         return self
 
     @property

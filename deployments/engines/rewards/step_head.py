@@ -7,7 +7,7 @@ from pydantic import Field
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardFamily, RewardModelSettings, Shapes, two_layers
 from deployments.engines.rewards.heads import StepwiseHead
-from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
+from deployments.engines.settings import EMBEDDED_PRM, MODEL, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -25,11 +25,11 @@ class StepHead(StepwiseHead):
     reads_chat = True
 
     def __init__(self, settings: "StepHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises EngineStartError when the step tag is no special token of the model."""
+        """Raises EngineStartError when the step tag is not a special token of the model."""
         super().__init__(settings, tokenizer)
         tag = tokenizer.get_added_vocab().get(settings.step_tag)
         if tag is None:
-            raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
+            raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is not a special token of {settings.model!r}")
         self._tag = tag
 
     @classmethod
@@ -44,7 +44,7 @@ class StepHeadSettings(RewardModelSettings):
     """A model with a two-class head at a tag behind every step, such as the embedded one."""
 
     family: Literal["step_head"] = "step_head"
-    model: str = EMBEDDED_PRM
+    model: str = Field(EMBEDDED_PRM, description=MODEL)
     step_tag: str = Field("<extra_0>", min_length=1, description="Token at which a step's reward is read.")
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = StepHead

@@ -11,8 +11,8 @@ from deployments.http.chat.schema import ChatRequest
 from deployments.http.endpoint import Endpoint
 from deployments.http.streaming import Searching
 from deployments.service.answer_cache import MAX_EVENTS, AnswerCache, Question, ShownEvent, digest_of
-from deployments.service.places import Place
 from deployments.service.searches import SearchJob
+from deployments.service.slots import Slot
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 
 NO_STORE = "no-store"
@@ -20,7 +20,7 @@ NO_STORE = "no-store"
 
 class CachedSearch:
     """Runs a search unless its answer is known: then its sinks get the events of the search that found the answer, and
-    its place is charged nothing."""
+    its slot is charged nothing."""
 
     def __init__(self, searches: Searching, answers: AnswerCache, question: Question, fresh: bool) -> None:
         """``searches``: runs the search. ``fresh``: whether it runs in any case; its answer replaces a known one."""
@@ -29,7 +29,7 @@ class CachedSearch:
         self._question = question
         self._fresh = fresh
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+    async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         """Like `deployments.service.searches.SearchService.search`, with a `CachedOutcome` for a known answer."""
         question = self._question
         if self._fresh:
@@ -47,7 +47,7 @@ class CachedSearch:
             if isinstance(event, StepScored | StepsPruned) and len(events) <= MAX_EVENTS:
                 events.append(event)
 
-        outcome = await self._searches.search(job, place, note, *sinks)
+        outcome = await self._searches.search(job, slot, note, *sinks)
         self._answers.keep(question, vector, outcome, events)
         return outcome
 

@@ -28,7 +28,7 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
         systems = [index for index, message in enumerate(messages) if message.role == "system"]
         if systems and prompt.client_system == "refuse":
             path = f"messages.{systems[0]}.role"
-            raise BadRequest("a system message is not allowed here: the operator has set it", path)
+            raise BadRequest("a system message is not allowed here: the operator sets the system message", path)
         ours = [] if own and prompt.client_system == "replace" else [prompt.system]
         own = [{"role": "system", "content": SEPARATOR.join([*ours, *(turn["content"] for turn in own)])}]
     return [*own, *prompt.example_turns, *conversation]

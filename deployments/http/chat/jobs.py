@@ -12,7 +12,7 @@ from deployments.http import replies
 from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
 from deployments.http.chat.conversation import question, turns
 from deployments.http.chat.schema import Body, ChatRequest, CompletionBody, ScoreBody
-from deployments.http.chat.search_settings import Planner, default_of, notes
+from deployments.http.chat.search_settings import SettingsResolver, default_of, notes
 from deployments.http.choices import ChoiceOptions
 from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.replies import Head
@@ -58,7 +58,7 @@ class Encoder(Protocol):
 class Jobs:
     """Makes jobs for one served model under one set of limits."""
 
-    def __init__(self, config: AppConfig, live: LiveSettings, planner: Planner, encoder: Encoder) -> None:
+    def __init__(self, config: AppConfig, live: LiveSettings, resolver: SettingsResolver, encoder: Encoder) -> None:
         self._live = live
         self._context = config.generator.max_model_len
         self._batch = config.generator.max_num_seqs
@@ -69,14 +69,14 @@ class Jobs:
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
-        self._planner = planner
+        self._resolver = resolver
         self._encoder = encoder
         self.unknown_fields = config.http.unknown_fields
         """What becomes of unknown fields of a request."""
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless a request may name this model."""
-        self._planner.check_model(name)
+        self._resolver.check_model(name)
 
     def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
         """Returns the job of a search.
@@ -89,10 +89,10 @@ class Jobs:
         default = default_of(request.reasoning_effort, now)
         if side_call := is_side_call(request, now.side_calls):
             request, default = as_side_call(request, default)
-        settings = self._planner.settings(request, self._limits(key), default)
+        settings = self._resolver.settings(request, self._limits(key), default)
         json_schema = request.response_format.checked_schema.text if request.response_format else ""
         if json_schema:
-            self._planner.check_whole_solutions(settings)
+            self._resolver.check_whole_solutions(settings)
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
         asked = request.conversation
@@ -179,7 +179,7 @@ class Jobs:
         ]
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
-        return ["store: nothing is kept here"] if request.store and not self._keeps else []
+        return ["store: this server stores nothing"] if request.store and not self._keeps else []
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """Returns the job of a token-level beam search.
@@ -198,7 +198,7 @@ class Jobs:
             raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
         if total_tokens > limits.tokens:
             message = f"{len(given)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
-            raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
+            raise BadRequest(f"{message}; at most {limits.tokens} are allowed here", "max_tokens", "above_limit")
         encoded: list[tuple[int, ...]] = []
         for index, (path, text) in enumerate(
             given
@@ -265,7 +265,9 @@ class Jobs:
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
-                raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
+                raise BadRequest(
+                    f"{path} has the token id {wrong[0]}, but the model has {self._encoder.vocabulary} tokens", path
+                )
             return tuple(prompt)
         try:
             ids = self._tokens(path, prompt, self._context)
@@ -285,7 +287,7 @@ class Jobs:
 def _schema_notes(request: ChatRequest) -> list[str]:
     """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
     unheld = request.response_format.checked_schema.unheld if request.response_format else ()
-    return [f"keywords of the schema that hold no answer to anything: {listed(unheld, MAX_NAMED)}"] if unheld else []
+    return [f"keywords of the schema without effect: {listed(unheld, MAX_NAMED)}"] if unheld else []
 
 
 def _lane(service_tier: str | None) -> Lane:

@@ -5,20 +5,19 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import ApiError
 from deployments.admission.stopping import Stopping
 from deployments.http.errors import api_error
-from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
-from deployments.http.responses.reply import Responses
+from deployments.http.replies import Head, Json, completion, dumps, pruned_events, step_event
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import Searching, SearchStream, StreamFormat
-from deployments.service.places import Place
 from deployments.service.searches import SearchJob
-from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
+from deployments.service.slots import Slot
+from deployments.store import ResponseRecord, SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 
 logger = logging.getLogger("banyan.http")
@@ -29,7 +28,20 @@ QUESTION_CHARACTERS = 500
 """Length at which a stored question is cut: it is there to recognize the search by."""
 
 
-class KeptSearch:
+class RecordedResponse(Protocol):
+    """The reply of another API than chat completions, stored beside the chat completion; see `ResponseReply`."""
+
+    begun: Json
+
+    @property
+    def record(self) -> ResponseRecord: ...
+
+    def note(self, data: Json) -> None: ...
+
+    def ended(self, outcome: SearchOutcome) -> Json: ...
+
+
+class RecordedSearch:
     """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
     def __init__(
@@ -38,7 +50,7 @@ class KeptSearch:
         kept: StoreAccess,
         owner: str,
         head: Head,
-        response: Responses | None = None,
+        response: RecordedResponse | None = None,
         lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """``searches``: runs the search. ``head``: of the reply. ``response``: the reply, if it is one. ``lost`` is
@@ -83,7 +95,7 @@ class KeptSearch:
         searches = self._kept.store.owned(self._owner).searches
         self._writer = await self._kept.do(self._owner, lambda: searches.begin(record, response))
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+    async def search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         """Like `deployments.service.searches.SearchService.search`; stores the reply before it returns.
 
         Raises:
@@ -98,7 +110,7 @@ class KeptSearch:
         # The writer outlives the request: it must also write the end of a cancelled search.
         writing = self._kept.later(self._write(self._writer, running))
         try:
-            outcome = await self._searches.search(job, place, self._note, *sinks)
+            outcome = await self._searches.search(job, slot, self._note, *sinks)
             response = [self._response.ended(outcome)] if self._response else []
             self._replies = tuple(map(dumps, [completion(self._head, outcome), *response]))
             self._end = self._ending(SearchStatus.FINISHED)
@@ -159,7 +171,7 @@ class KeptSearch:
             await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
         except (ApiError, StoreError) as error:
             reason = api_error(error).message
-            logger.warning("the reply of a search is not kept: %s", reason)
+            logger.warning("the reply of a search was not stored: %s", reason)
             self._lost(reason)
 
     async def _append(self, writer: SearchWriter) -> None:
@@ -175,10 +187,10 @@ class KeptSearch:
                 await self._kept.do(self._owner, write, size=0)
 
 
-class KeptStream(SearchStream):
+class RecordedStream(SearchStream):
     """The reply to a streamed request whose search was added to the store before."""
 
-    def __init__(self, searching: KeptSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
+    def __init__(self, searching: RecordedSearch, job: SearchJob, scope: Scope, script: StreamFormat) -> None:
         super().__init__(searching, job, scope, script)
         self._searching = searching
 

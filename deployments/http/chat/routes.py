@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from deployments.admission.auth import key_of
 from deployments.admission.disconnect import while_connected
-from deployments.admission.middleware import place_of
+from deployments.admission.middleware import slot_of
 from deployments.http import replies
 from deployments.http.chat.cached_search import answering
-from deployments.http.chat.recorded_search import KeptSearch, KeptStream
+from deployments.http.chat.recorded_search import RecordedSearch, RecordedStream
 from deployments.http.chat.schema import ChatRequest, CompletionBody
 from deployments.http.documentation import body_of
 from deployments.http.endpoint import Endpoint, Served
@@ -26,15 +26,15 @@ router = APIRouter()
 async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
     chat, job, head = await search_job(request, served)
-    place = place_of(request.scope)
+    slot = slot_of(request.scope)
     searching = recording(request, served, chat, head, answering(request, served, chat, job))
     if chat.stream:
         chunks = replies.Chunks(head, bool(chat.stream_options and chat.stream_options.include_usage))
-        if isinstance(searching, KeptSearch):
+        if isinstance(searching, RecordedSearch):
             await searching.begin(job)  # a store that cannot be written is a status, not an event
-            return KeptStream(searching, job, request.scope, chunks)
+            return RecordedStream(searching, job, request.scope, chunks)
         return SearchStream(searching, job, request.scope, chunks)
-    outcome = await while_connected(request.receive, searching.search(job, place))
+    outcome = await while_connected(request.receive, searching.search(job, slot))
     return json_response(replies.completion(head, outcome))
 
 
@@ -47,7 +47,7 @@ async def text_completions(request: Request, served: Served) -> Response:
         return body, served.jobs.completion(body, key_of(request.scope))
 
     body, job = await served.prepared(request, prepare)
-    found = await while_connected(request.receive, served.completions.complete(job, place_of(request.scope)))
+    found = await while_connected(request.receive, served.completions.complete(job, slot_of(request.scope)))
     reply_id = f"cmpl-{job.request.search_id}"
     return json_response(replies.text_completion(reply_id, replies.now(), body.model, job.n, job.prompt_tokens, found))
 
@@ -65,7 +65,7 @@ async def search_job(request: Request, served: Endpoint) -> tuple[ChatRequest, S
         return chat, served.jobs.search(chat, key_of(request.scope))
 
     chat, job = await served.prepared(request, prepare)
-    served.searches.check(job, place_of(request.scope))  # before a stream begins
+    served.searches.check(job, slot_of(request.scope))  # before a stream begins
     if job.json_schema:
         await served.check_schema(job, request)
     return chat, job, served.jobs.head(chat, job, f"chatcmpl-{job.search_id}")
@@ -77,4 +77,4 @@ def recording(
     """Returns what runs the search. It stores events and reply if the request asks for it and there is a store."""
     if served.kept is None or not chat.store:
         return searches
-    return KeptSearch(searches, served.kept, served.kept.owner(request), head)
+    return RecordedSearch(searches, served.kept, served.kept.owner(request), head)

@@ -98,7 +98,7 @@ def _is_scalar(value: Any) -> Any:
 Scalar = Annotated[Any, AfterValidator(_is_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 MustBeEmpty = Annotated[Any, AfterValidator(_check_empty)]
 """A field of a message that clients send back as they got it. Only null and empty values are accepted."""
-Unread = Annotated[Any, Field(description="Accepted whatever it says; no model is told of it.")]
+Unread = Annotated[Any, Field(description="Accepted and ignored.")]
 
 
 class Message(Body):
@@ -132,7 +132,7 @@ class AnswerSchema(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: AnswerSchema | None = None
-    schema_: None = Field(None, alias="schema", description="Not here: the schema belongs in json_schema.")
+    schema_: None = Field(None, alias="schema", description="Must not be set: the schema belongs in json_schema.")
 
     @cached_property
     def checked_schema(self) -> CheckedSchema:

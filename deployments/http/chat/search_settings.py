@@ -29,11 +29,11 @@ SAMPLING = frozenset(Sampling._fields)
 """Names of the sampling settings. Every strategy has them, as fields of its own."""
 
 
-class Planner:
+class SettingsResolver:
     """Turns requests into search settings."""
 
     @classmethod
-    def of(cls, config: AppConfig) -> "Planner":
+    def of(cls, config: AppConfig) -> "SettingsResolver":
         return cls(config.generator.served_name, config.controller.catalog)
 
     def __init__(self, served_name: str, strategies: Catalog = STRATEGIES) -> None:
@@ -64,8 +64,8 @@ class Planner:
             return
         names = (name for name, each in self._strategies.items() if each.stop_condition is StopCondition.SOLUTION)
         message = (
-            f"response_format: {settings.strategy.name} writes an answer step by step, and only one that is written "
-            f"as a whole can be held to a format; search.strategy may be: {', '.join(names)}"
+            f"response_format: {settings.strategy.name} writes step by step, but only an answer that is written as a "
+            f"whole can have a response format; search.strategy may be: {', '.join(names)}"
         )
         raise BadRequest(message, "response_format", "unsupported_value")
 
@@ -78,7 +78,8 @@ class Planner:
         known = name == self._served_name
         settings = parse_alias(alias, self._strategies) if known and colon else {}
         if not known or settings is None:
-            message = f"no model {model[:100]!r}; there is {self._served_name!r}, also as {self._served_name}:beam-16"
+            available = f"{self._served_name!r}, with a search also as {self._served_name}:beam-16"
+            message = f"no model {model[:100]!r}; available: {available}"
             raise NotFound(message, "model", "model_not_found")
         return settings
 
@@ -207,7 +208,7 @@ def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
     found: tuple[str, ...] = ()
     if request.temperature == 0 and strategy.temperature > 0 and "temperature" not in (request.search or {}):
         why = "would make every sample of this search the same"
-        found = (f"temperature 0 {why}: {strategy.temperature:g} is in force; search.temperature is taken as it is",)
+        found = (f"temperature 0 {why}: {strategy.temperature:g} is used instead; search.temperature is never changed",)
     elif strategy.temperature == 0 and strategy.branches:
         found = ("at temperature 0 every sample of this search is the same",)
     if request.logprobs and request.top_logprobs:
@@ -225,7 +226,7 @@ def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping
         return controller.default_search
     if effort not in controller.efforts:
         known = ", ".join(controller.efforts)
-        message = f"reasoning_effort {effort!r} is not offered here; there are: {known}"
+        message = f"reasoning_effort {effort!r} is not offered here; available: {known}"
         raise BadRequest(message, "reasoning_effort", "unsupported_value")
     return controller.efforts[effort]
 

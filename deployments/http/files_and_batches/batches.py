@@ -14,7 +14,7 @@ from deployments.admission.errors import BadRequest, Conflict, NotFound
 from deployments.admission.proxy import WORK
 from deployments.http.chat.schema import MAX_METADATA, Body, Metadata
 from deployments.http.documentation import body_of
-from deployments.http.endpoint import KeptHere
+from deployments.http.endpoint import ServedStore
 from deployments.http.files_and_batches.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from deployments.http.json_body import check_media, parsed_object, validated
 from deployments.http.replies import json_response
@@ -28,7 +28,7 @@ MAX_WINDOW_S = 7 * 86_400
 
 
 class OutputExpiry(Body):
-    """When the files of results go, where that is earlier than all others do."""
+    """Earlier expiry of the files of results."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)
@@ -37,10 +37,10 @@ class OutputExpiry(Body):
 class BatchBody(Body):
     """``POST /v1/batches``."""
 
-    input_file_id: str = Field(max_length=128, description="Of a file that was uploaded for batches.")
-    endpoint: str = Field(json_schema_extra={"enum": list(WORK)}, description="The url of all its requests.")
+    input_file_id: str = Field(max_length=128, description="ID of a file that was uploaded with the purpose batch.")
+    endpoint: str = Field(json_schema_extra={"enum": list(WORK)}, description="URL of all requests in the file.")
     completion_window: str = Field(
-        max_length=16, description="24h, or any other time of up to seven days: 90m, 12h, 7d.", examples=["24h"]
+        max_length=16, description="24h, or another duration of up to seven days: 90m, 12h, 7d.", examples=["24h"]
     )
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA, description="Comes back.")
     output_expires_after: OutputExpiry | None = None
@@ -56,13 +56,13 @@ class BatchBody(Body):
         known = unit in UNIT_SECONDS and number.isascii() and number.isdigit()
         seconds = int(number) * UNIT_SECONDS[unit] if known else 0
         if not 0 < seconds <= MAX_WINDOW_S:
-            message = "completion_window must be a time of up to seven days, as 24h, 90m or 7d"
+            message = "completion_window must be a duration of up to seven days, such as 24h, 90m or 7d"
             raise BadRequest(f"{message}, not {self.completion_window!r}", "completion_window")
         return seconds
 
 
 @router.post("/v1/batches", openapi_extra=body_of(BatchBody))
-async def create_batch(request: Request, kept: KeptHere) -> Response:
+async def create_batch(request: Request, kept: ServedStore) -> Response:
     """Begins a batch with a file that was uploaded."""
     check_media(request.headers)
     owner = kept.owner(request)
@@ -86,7 +86,7 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
     def begun() -> dict[str, Any]:
         try:
             if owned.files.get(asked.input_file_id).purpose != "batch":
-                message = f"input_file_id: {asked.input_file_id} was not uploaded for batches"
+                message = f"input_file_id: {asked.input_file_id} was not uploaded with the purpose batch"
                 raise BadRequest(message, "input_file_id")
             return batch_object(kept.store.begin(owner, record))
         except NotThere as error:
@@ -98,7 +98,7 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
 @router.get("/v1/batches")
 async def list_batches(
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Limit = 20,
 ) -> Response:
@@ -111,14 +111,14 @@ async def list_batches(
 
 
 @router.get("/v1/batches/{batch_id}")
-async def get_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def get_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """How far a batch is."""
     shown = await kept.do(kept.owner(request), lambda: batch_object(kept.owned(request).batches.get(batch_id)))
     return json_response(shown)
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
-async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def cancel_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """Ends a batch; what is done by then has its results."""
 
     def cancelled() -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
 
 
 @router.delete("/v1/batches/{batch_id}")
-async def delete_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_batch(batch_id: str, request: Request, kept: ServedStore) -> Response:
     """Forgets a batch that has ended or is damaged; its files stay."""
 
     def delete() -> None:

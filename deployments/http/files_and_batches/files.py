@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import BadRequest, Unavailable, UnsupportedMedia
 from deployments.admission.limits import arriving, check_declared
-from deployments.http.endpoint import KeptHere
+from deployments.http.endpoint import ServedStore
 from deployments.http.json_body import check_encoding, fault_in_text
 from deployments.http.replies import json_response
 from deployments.http.store_access import After, StoreAccess, page
@@ -72,7 +72,7 @@ class Upload(NamedTuple):
 
 
 @router.post("/v1/files", openapi_extra=FORM)
-async def upload_file(request: Request, kept: KeptHere) -> Response:
+async def upload_file(request: Request, kept: ServedStore) -> Response:
     """Keeps a file for batches."""
     owner, files = kept.owner(request), kept.owned(request).files
     with kept.uploads.one(owner):
@@ -91,7 +91,7 @@ async def upload_file(request: Request, kept: KeptHere) -> Response:
 @router.get("/v1/files")
 async def list_files(
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
@@ -108,21 +108,21 @@ async def list_files(
 
 
 @router.get("/v1/files/{file_id}")
-async def get_file(file_id: str, request: Request, kept: KeptHere) -> Response:
+async def get_file(file_id: str, request: Request, kept: ServedStore) -> Response:
     """What is known of a file."""
     record = await kept.do(kept.owner(request), lambda: kept.owned(request).files.get(file_id))
     return json_response(file_object(record))
 
 
 @router.delete("/v1/files/{file_id}")
-async def delete_file(file_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_file(file_id: str, request: Request, kept: ServedStore) -> Response:
     """Removes a file; a batch that has begun with it goes on."""
     await kept.do(kept.owner(request), lambda: kept.owned(request).files.delete(file_id))
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 @router.get("/v1/files/{file_id}/content")
-async def file_content(file_id: str, request: Request, kept: KeptHere) -> Response:
+async def file_content(file_id: str, request: Request, kept: ServedStore) -> Response:
     """A file's bytes, as they came or as a batch wrote them."""
 
     return _Download(kept, kept.owner(request), file_id)
@@ -179,7 +179,7 @@ async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "multipart/form-data":
-        raise UnsupportedMedia(f"the body must be multipart/form-data, not {media or 'undeclared'}")
+        raise UnsupportedMedia(f"Content-Type must be multipart/form-data, not {media or 'missing'}")
     check_encoding(request.headers)
     most = kept.store.settings.file_bytes_max + MULTIPART_BYTES
     check_declared(request.scope, most)
@@ -194,7 +194,9 @@ async def _form(request: Request, kept: StoreAccess, owner: str) -> FormData:
         raise BadRequest(f"the body is not a valid form: {error.message}", code="invalid_form") from None
     except OSError as error:
         logger.error("an upload could not be written to the temporary directory: %s", error)
-        raise Unavailable("there is no room for uploads now; try again", code="store_unavailable") from None
+        raise Unavailable(
+            "there is not enough disk space for uploads now; try again", code="store_unavailable"
+        ) from None
 
 
 async def _while_free(parts: AsyncGenerator[bytes, None], kept: StoreAccess, owner: str) -> AsyncGenerator[bytes, None]:

@@ -2,7 +2,7 @@
 
 A row has the request's body in one field, because the stage adds fields of its own, which are not the request's.
 The body is JSON text, because Arrow would change objects: each gets the fields of all others, as null, and lists become
-arrays. The stage sends a row only once, so a row without a place is retried here. Rows are flex unless their body names
+arrays. The stage sends a row only once, so a row without a slot is retried here. Rows are flex unless their body names
 a ``service_tier``.
 """
 
@@ -23,14 +23,14 @@ from deployments.admission.service_tier import flex_unless_said
 from deployments.http.json_body import validated
 
 PATIENCE_S = 3600.0
-"""Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""
+"""Longest wait of a row for a slot. Waiting costs next to nothing, and a batch may have more rows than slots."""
 ROWS = "rows"
 """Owner of the rows' bodies in the threads that read long bodies."""
 MAX_PAUSE_S = 10.0
 """Maximum pause between two attempts of a row, even if ``Retry-After`` is longer."""
 
 Json = dict[str, Any]
-Answer = Callable[[str, str, bytes], Awaitable[tuple[int, list[tuple[str, str]], bytes]]]
+Endpoint = Callable[[str, str, bytes], Awaitable[tuple[int, list[tuple[str, str]], bytes]]]
 """`SearchController.answer`: from method, path and body to status, headers and body."""
 
 
@@ -44,7 +44,7 @@ class Row(BaseModel):
     """JSON."""
 
 
-async def reply_to(row: Json, answer: Answer) -> Json:
+async def reply_to(row: Json, endpoint: Endpoint) -> Json:
     """Returns the body of the reply to a row.
 
     Errors are built-in exceptions, which any process can unpickle. The stage distinguishes their types: the first two
@@ -53,14 +53,14 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     Raises:
         ValueError: the row is no request, the endpoint refuses it, or it ended two engines; names the status and the
             invalid field.
-        TimeoutError: no answer by the search's deadline, or no place within ``PATIENCE_S``.
+        TimeoutError: no answer by the search's deadline, or no slot within ``PATIENCE_S``.
         RuntimeError: the service failed.
     """
     try:
         asked = validated(Row, row)
     except BadRequest as error:
         raise ValueError(f"a row is {{'url': '/v1/…', 'body': json.dumps(…)}}: {error.message}") from None
-    status, headers, content = await _answer_with_retries(asked, answer)
+    status, headers, content = await _answer_with_retries(asked, endpoint)
     if not headers.get("content-type", "").startswith("application/json"):
         raise ValueError("body.stream: the reply to a row is whole, not streamed")
     reply: Json = json.loads(content)
@@ -73,7 +73,7 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     raise ValueError(message) if own else RuntimeError(message)
 
 
-async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:
+async def _answer_with_retries(asked: Row, endpoint: Endpoint) -> tuple[int, dict[str, str], bytes]:
     """Sends a row until the reply is no 429; returns status, headers and body.
 
     Raises:
@@ -84,14 +84,14 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
     while True:
         try:
             sent = await read_by(flex_unless_said, body, ROWS) if asked.url.rstrip("/") in WORK else body
-            status, header_pairs, content = await answer("POST", asked.url, sent)
+            status, header_pairs, content = await endpoint("POST", asked.url, sent)
             headers = dict(header_pairs)
         except Busy as busy:
             status, headers, content = busy.status, busy.headers, b""
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, headers, content
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no place for this row within {PATIENCE_S:g} s")
+            raise TimeoutError(f"no slot for this row within {PATIENCE_S:g} s")
         pause_s = float(headers.get("retry-after", "1"))
         # Jitter: rows refused together do not retry together.
         await asyncio.sleep(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0))

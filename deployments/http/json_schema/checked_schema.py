@@ -95,7 +95,7 @@ class _Reader:
         try:
             TopologicalSorter(same).prepare()
         except CycleError as error:
-            raise _refused(self._path, f"says of {error.args[1][0]} only that it is itself") from None
+            raise _refused(self._path, f"refers in a cycle to itself through {error.args[1][0]}") from None
         return top | ({"$defs": definitions} if definitions else {})
 
     def _read(self, pointer: Pointer, given: Any, depth: int) -> Json:
@@ -196,7 +196,7 @@ class _Reader:
         for keyword in sorted(schema.keys() - ANNOTATIONS, key=lambda keyword: (keyword != "type", keyword)):
             where, value, given = (*path, *origins.get(keyword, (keyword,))), KEYWORDS.get(keyword), schema[keyword]
             if value is None:
-                raise _refused(where, "is not supported: no answer can be held to it", "unsupported_parameter")
+                raise _refused(where, "is not supported: it could not be enforced", "unsupported_parameter")
             if not value.fits(given):
                 raise _refused(where, f"must be {value.allowed}")
             if alone not in (None, keyword) and keyword not in ("type", *DEFINITIONS):

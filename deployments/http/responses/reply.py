@@ -97,7 +97,7 @@ class ResponseEvents:
         return event
 
 
-class Responses:
+class ResponseReply:
     """The response to one request: complete, or as the events of a stream.
 
     A complete response has only the answer, and a reasoning item if a summary was requested.
@@ -117,7 +117,7 @@ class Responses:
     def unstored(self, reason: str) -> None:
         """Says in the reply that it is not stored, and why."""
         self.begun["store"] = False
-        self._head = self._head._replace(notes=(*self._head.notes, f"store: the response is not kept: {reason}"))
+        self._head = self._head._replace(notes=(*self._head.notes, f"store: the response is not stored: {reason}"))
 
     @property
     def record(self) -> ResponseRecord:

@@ -15,14 +15,14 @@ from deployments.admission.body_threads import by_size
 from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest, Unavailable
-from deployments.admission.middleware import place_of, taken_over
+from deployments.admission.middleware import slot_of, taken_over
 from deployments.http.chat.cached_search import answering
-from deployments.http.chat.recorded_search import KeptSearch, KeptStream
+from deployments.http.chat.recorded_search import RecordedSearch, RecordedStream
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.endpoint import Endpoint, KeptHere, Served
+from deployments.http.endpoint import Endpoint, Served, ServedStore
 from deployments.http.errors import api_error
 from deployments.http.replies import Json, json_response
-from deployments.http.responses.reply import Responses
+from deployments.http.responses.reply import ResponseReply
 from deployments.http.responses.schema import ResponsesRequest, Turn, spoken_of
 from deployments.http.responses.stored_responses import (
     PREFIX,
@@ -35,8 +35,8 @@ from deployments.http.responses.stored_responses import (
 from deployments.http.searches.stored_searches import LOOK_EVERY_S, LimitedStream
 from deployments.http.store_access import After, Limit, page
 from deployments.http.streaming import EventStream, SearchStream
-from deployments.service.places import Place
 from deployments.service.searches import SearchJob
+from deployments.service.slots import Slot
 from deployments.store import Damaged, StoreError
 
 router = APIRouter()
@@ -59,19 +59,19 @@ async def create_response(request: Request, served: Served) -> Response:
 
     sizes = [len(await request.body()), *(len(turn["content"] or "") for turn in earlier)]
     chat, job = await by_size(prepare, sum(sizes), client_of(request.scope))
-    served.searches.check(job, place_of(request.scope))
+    served.searches.check(job, slot_of(request.scope))
     if job.json_schema:
         with spoken_of(asked, len(earlier)):
             await served.check_schema(job, request)
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
-    reply = Responses(asked, job.settings, head, stores)
+    reply = ResponseReply(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)
-    place = place_of(request.scope)
+    slot = slot_of(request.scope)
     if stores and served.kept is not None:
         # It has a reply of its own: a stream that the client has not read yet may be behind the search.
-        kept_reply = Responses(asked, job.settings, head, stores)
+        kept_reply = ResponseReply(asked, job.settings, head, stores)
         owner = served.kept.owner(request)
-        keeping = KeptSearch(searching, served.kept, owner, head, kept_reply, reply.unstored)
+        keeping = RecordedSearch(searching, served.kept, owner, head, kept_reply, reply.unstored)
         if asked.background:
             return await _in_background(request, served, keeping, job, reply)
         try:
@@ -83,15 +83,15 @@ async def create_response(request: Request, served: Served) -> Response:
             reply.unstored(api_error(error).message)
         else:
             if asked.stream:
-                return KeptStream(keeping, job, request.scope, reply)
+                return RecordedStream(keeping, job, request.scope, reply)
             try:
-                outcome = await while_connected(request.receive, keeping.search(job, place))
+                outcome = await while_connected(request.receive, keeping.search(job, slot))
             finally:
                 keeping.leave()
             return json_response(reply.ended(outcome))
     if asked.stream:
         return SearchStream(searching, job, request.scope, reply)
-    outcome = await while_connected(request.receive, searching.search(job, place))
+    outcome = await while_connected(request.receive, searching.search(job, slot))
     return json_response(reply.ended(outcome))
 
 
@@ -99,9 +99,9 @@ async def create_response(request: Request, served: Served) -> Response:
 async def get_response(
     response_id: str,
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     stream: bool = False,
-    starting_after: Annotated[int, Query(ge=-1, description="The number of the last event that is known.")] = -1,
+    starting_after: Annotated[int, Query(ge=-1, description="Number of the last event that the client has.")] = -1,
 ) -> Response:
     """How a response is; with `stream`, its events."""
     owner = kept.owner(request)
@@ -117,7 +117,7 @@ async def get_response(
 
 
 @router.delete("/v1/responses/{response_id}")
-async def delete_response(response_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_response(response_id: str, request: Request, kept: ServedStore) -> Response:
     """Forgets a response; one in the background is cancelled."""
 
     def delete() -> None:
@@ -131,7 +131,7 @@ async def delete_response(response_id: str, request: Request, kept: KeptHere) ->
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(response_id: str, request: Request, kept: KeptHere) -> Response:
+async def cancel_response(response_id: str, request: Request, kept: ServedStore) -> Response:
     """Ends a response in the background; one that has ended stays as it is."""
     owner = kept.owner(request)
 
@@ -157,7 +157,7 @@ async def cancel_response(response_id: str, request: Request, kept: KeptHere) ->
 async def list_input_items(
     response_id: str,
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Limit = 20,
     order: Literal["asc", "desc"] = "desc",
@@ -180,7 +180,7 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
     if asked.background and asked.store is False:
         raise BadRequest("background is only for responses that are stored: store must not be false", "background")
     if served.kept is None:
-        none = "no response is kept here, since the operator has not set controller.store.path"
+        none = "responses are not stored here: the operator has not set controller.store.path"
         if asked.background:
             raise BadRequest(f"background is not supported: {none}", "background", "store_disabled")
         if asked.previous_response_id:
@@ -188,7 +188,7 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
             raise BadRequest(message, PREVIOUS, "store_disabled")
         return False
     if asked.background and is_job(scope):
-        raise BadRequest("background must be false in a job: what a line asks for ends with the line", "background")
+        raise BadRequest("background must be false in a batch: each request ends with its line", "background")
     return not is_job(scope) if asked.store is None and not asked.background else asked.store is not False
 
 
@@ -207,9 +207,9 @@ async def _earlier(asked: ResponsesRequest, served: Endpoint, request: Request) 
 
 
 async def _in_background(
-    request: Request, served: Endpoint, searching: KeptSearch, job: SearchJob, reply: Responses
+    request: Request, served: Endpoint, searching: RecordedSearch, job: SearchJob, reply: ResponseReply
 ) -> Response:
-    """Starts a search that outlives its request, in the request's place, and returns the reply.
+    """Starts a search that outlives its request, in the request's slot, and returns the reply.
 
     Raises:
         Unavailable: the store failed.
@@ -217,8 +217,8 @@ async def _in_background(
     assert served.kept is not None
     kept, owner = served.kept, served.kept.owner(request)
     await searching.begin(job)
-    # Nothing is awaited between these two lines: the place has an owner at any time.
-    kept.later(_run(served, searching, job, place_of(request.scope), taken_over(request.scope)))
+    # Nothing is awaited between these two lines: the slot has an owner at any time.
+    kept.later(_run(served, searching, job, slot_of(request.scope), taken_over(request.scope)))
     await asyncio.sleep(0)  # it registers as open before this request leaves
     if not reply.record.streamed:
         return json_response(reply.begun)
@@ -226,9 +226,11 @@ async def _in_background(
     return EventStream(followed(kept, owner, stored))
 
 
-async def _run(served: Endpoint, searching: KeptSearch, job: SearchJob, place: Place, admitted: AsyncExitStack) -> None:
+async def _run(
+    served: Endpoint, searching: RecordedSearch, job: SearchJob, slot: Slot, admitted: AsyncExitStack
+) -> None:
     """Runs a search in the background. Its errors are stored with the response."""
     async with admitted:
         with suppress(Exception):
             async with served.open_requests.one():
-                await searching.search(job, place)
+                await searching.search(job, slot)

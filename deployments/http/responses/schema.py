@@ -72,8 +72,8 @@ class InputMessage(Body):
     def _is_no_reference(cls, kind: Any) -> Any:
         if kind == "item_reference":
             raise ValueError(
-                "'item_reference' gives an item's id, by which no items are kept: send the item itself, as clients do "
-                "when they set store to false, or previous_response_id"
+                "'item_reference' gives only an item's id, and items are not stored by id: send the item itself, as "
+                "clients do when they set store to false, or previous_response_id"
             )
         return kind
 

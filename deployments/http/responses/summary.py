@@ -34,7 +34,7 @@ def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
         told = f"The {search} wrote {written} on {levels}; {ended} ended."
     sentences = [
         told,
-        f"The answer is {answers[0]}." if answers else "No path gave an answer to vote on.",
+        f"The answer is {answers[0]}." if answers else "No path has an answer to vote on.",
     ]
     if outcome.stop_reason is not StopReason.FINISHED:
         sentences.append(f"It was ended early ({outcome.stop_reason}).")

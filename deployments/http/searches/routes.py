@@ -8,7 +8,7 @@ from starlette.responses import Response
 from deployments.admission.auth import key_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest
-from deployments.admission.middleware import place_of
+from deployments.admission.middleware import slot_of
 from deployments.http import replies
 from deployments.http.chat.routes import recording, search_job
 from deployments.http.chat.schema import ScoreBody
@@ -30,7 +30,7 @@ async def search(request: Request, served: Served) -> Response:
         raise BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     # Not from the answer cache, which has no trees.
     searching = recording(request, served, chat, head, served.searches)
-    outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
+    outcome = await while_connected(request.receive, searching.search(job, slot_of(request.scope)))
     reply = replies.completion(head, outcome)
     if job.settings.logprobs:
         reply["prompt_token_ids"] = list(job.prompt)
@@ -46,5 +46,5 @@ async def score(request: Request, served: Served) -> Response:
         return body, served.jobs.scoring(body, key_of(request.scope))
 
     body, job = await served.prepared(request, prepare)
-    outcome = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
+    outcome = await while_connected(request.receive, served.searches.score(job, slot_of(request.scope)))
     return json_response(replies.rewards(body.model or served.served_name, outcome))

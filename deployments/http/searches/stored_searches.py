@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import Busy
-from deployments.http.endpoint import KeptHere
+from deployments.http.endpoint import ServedStore
 from deployments.http.errors import api_error
 from deployments.http.replies import DONE, dumps, json_response
 from deployments.http.store_access import After, Limit, StoreAccess, page
@@ -29,7 +29,7 @@ REPLY_ID_PREFIXES = ("chatcmpl-", "resp_")
 @router.get("/v1/searches")
 async def list_searches(
     request: Request,
-    kept: KeptHere,
+    kept: ServedStore,
     after: After = None,
     limit: Limit = 20,
 ) -> Response:
@@ -43,7 +43,7 @@ async def list_searches(
 
 
 @router.get("/v1/searches/{search_id}")
-async def get_search(search_id: str, request: Request, kept: KeptHere) -> Response:
+async def get_search(search_id: str, request: Request, kept: ServedStore) -> Response:
     """How a search is, and its reply when it has one. Its id, or that of the reply."""
 
     def shown() -> dict[str, Any]:
@@ -55,7 +55,7 @@ async def get_search(search_id: str, request: Request, kept: KeptHere) -> Respon
 
 
 @router.delete("/v1/searches/{search_id}")
-async def delete_search(search_id: str, request: Request, kept: KeptHere) -> Response:
+async def delete_search(search_id: str, request: Request, kept: ServedStore) -> Response:
     """Forgets a search with its events and its reply, or the response that it is."""
     name = _own_id(search_id)
     await kept.do(kept.owner(request), lambda: kept.owned(request).searches.remove(name))
@@ -66,9 +66,11 @@ async def delete_search(search_id: str, request: Request, kept: KeptHere) -> Res
 async def search_events(
     search_id: str,
     request: Request,
-    kept: KeptHere,
-    after: Annotated[int, Query(ge=0, description="So many events are known already.")] = 0,
-    last_event_id: Annotated[str | None, Header(description="As `after`, from who connects again.")] = None,
+    kept: ServedStore,
+    after: Annotated[int, Query(ge=0, description="Number of events that the client has already.")] = 0,
+    last_event_id: Annotated[
+        str | None, Header(description="The same as `after`, sent by a client that reconnects.")
+    ] = None,
 ) -> Response:
     """All events of a search from its first on, and those that come while it runs; then how it ended."""
     known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after

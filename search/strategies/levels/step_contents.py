@@ -1,49 +1,33 @@
-r"""Normalized contents of a reasoning step: its mathematics and its words.
-
-Spellings are unified: ``5,050`` is ``5050``, ``0.50`` is ``.5``; ``\times``, ``×`` and ``*`` are one sign;
-``\frac{a}{b}`` is ``a/b``. Step numbers are removed.
-"""
+"""Normalized contents of a reasoning step: its mathematics and its words, without step numbers."""
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 from search.strategies.levels.step_formulas import Formula, formula_of, said_once
-from search.strategies.levels.step_words import is_common, operation_of, reverses, stem_of
+from search.tools.math_tokens import tokens_of
+from search.tools.math_words import operation_of, reverses, stem_of
 
 CACHE_SIZE = 4096
-MAX_NESTING = 8
 
 _HEADING = re.compile(r"^[ \t#*]*(?:step[ \t]*\d+[ \t]*[:.)]?|\d{1,2}[.)][ \t]+(?=\S))", re.IGNORECASE | re.MULTILINE)
 _OPENING = re.compile(
     r"^\s*(?:first|second|third|next|then|finally|lastly)(?:ly)?\s*(?:,|(?=we\b|let\b|i\b))", re.IGNORECASE
 )
-_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|boxed|operatorname)\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
-_SIMPLE = re.compile(r"-?(?:[\d.]+|[A-Za-z]|\\[a-z]+)")
-_LAYOUT = re.compile(
-    r"\\(?:left|right|big+[lr]?|displaystyle|quad|qquad)(?![A-Za-z])|\\[,;:! ]|(?<![\w)])\*\*|\*\*(?![\w(])|&"
-)
-_DISPLAY = re.compile(r"\\\[([^$]{,999}?)\\\]|\\\(([^$]{,999}?)\\\)|\$\$([^$]{,999}?)\$\$")
-_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
-# Pandoc's rule for dollars: those of "costs $5, not $3" are not delimiters.
-_MATH = re.compile(r"\$(?=\S)([^$]*?)(?<=\S)\$(?!\d)")
-_TOKEN = re.compile(
-    r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
-    r"|(?P<command>\\[A-Za-z]+)"
-    r"|(?P<word>[^\W\d_]+(?:['’][a-z]+)?)"
-    r"|(?P<sign>\*\*|<=|>=|!=|[-+*/^=<>%()\[\]{}|!_×·÷−–≤≥≠≈±√π∞°])"
-    r"|(?P<other>[^\s$]+?)"
-)
-_SPELLINGS = {
-    "×": "*", "·": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/", "**": "^", "−": "-", "–": "-",
-    "<=": "≤", r"\le": "≤", r"\leq": "≤", ">=": "≥", r"\ge": "≥", r"\geq": "≥", "!=": "≠", r"\ne": "≠", r"\neq": "≠",
-    r"\approx": "≈", r"\pm": "±", r"\sqrt": "√", r"\pi": "π", r"\infty": "∞", r"\circ": "°", r"\lt": "<", r"\gt": ">",
-    r"\%": "%", r"\{": "{", r"\}": "}",
-}  # fmt: skip
-_FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "csc", "ln", "sqrt", "gcd", "lcm", "mod", "det"})
+_COMMON_WORDS = """
+    a an the this that these those there here it its we us our you your he she they their them his her i let lets
+    is are was were be been being am do does did has have had having can could will would shall should may might must
+    of to in on at by for from with into as about over under up out between both each all any some then than so
+    and or but if else when where which what who how why also just only again still now next finally begin start
+    therefore thus hence because since given know need want see note notice recall remember find found finding
+    get gets getting got give gives giving obtain obtaining yield compute computing calculate calculating determine
+    evaluate solve solving work working write rewrite use using apply applying take taking make making look looking
+    step problem question answer result solution final equation expression value number equal equals simplify mean
+    means say says follow follows conclude tell tells show shows via per such easily simply well ok okay total dollar
+"""
+_COMMON = frozenset(map(stem_of, _COMMON_WORDS.split()))
+"""Stems of common words, which say nothing specific about a step."""
 
 
 class StepContents(NamedTuple):
@@ -71,71 +55,5 @@ def contents_of(text: str) -> StepContents:
     operations = {(sign,) for word in words if (sign := operation_of(word)) and sign not in signs}
     stems = {stem_of(word) for word in words if not operation_of(word)}
     reversing = {(stem,) for stem in stems if reverses(stem)}
-    own = frozenset(stem for stem in stems if not reverses(stem) and not is_common(stem))
+    own = frozenset(stem for stem in stems if not reverses(stem) and stem not in _COMMON)
     return StepContents(formulas | operations | reversing, own)
-
-
-class Token(NamedTuple):
-    """A word, or a piece of a formula: a number, a variable or a sign."""
-
-    text: str
-    is_math: bool
-
-
-def tokens_of(text: str) -> Iterator[Token]:
-    """Words in lower case and pieces of formulas. Any other character becomes an empty word, which ends a formula."""
-    plain = text.replace("{,}", ",")
-    plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain)
-    plain = _LAYOUT.sub(" ", _unwrapped(_DEGREES.sub("°", plain)))
-    position = 0
-    for math in _MATH.finditer(plain):
-        yield from _pieces(plain[position : math.start()], in_math=False)
-        yield from _pieces(math[1], in_math=True)
-        position = math.end()
-    yield from _pieces(plain[position:], in_math=False)
-
-
-def _unwrapped(text: str) -> str:
-    r"""Removes ``\text{}`` and similar wrappers and turns fractions into quotients, the inner ones first."""
-    for _ in range(MAX_NESTING):
-        inner = _FRACTION.sub(_quotient, _WRAPPER.sub(r" \1 ", text))
-        if inner == text:
-            break
-        text = inner
-    return text
-
-
-def _quotient(fraction: re.Match[str]) -> str:
-    above, below = (fraction[1] or fraction[2] or "").strip(), (fraction[3] or fraction[4] or "").strip()
-    return "/".join(part if _SIMPLE.fullmatch(part) else f"({part})" for part in (above, below))
-
-
-def _pieces(text: str, in_math: bool) -> Iterator[Token]:
-    for match in _TOKEN.finditer(text):
-        kind, piece = match.lastgroup, match[0]
-        if kind == "number":
-            yield Token(_number(piece), is_math=True)
-        elif kind == "word":
-            yield from _word(piece, in_math)
-        else:
-            yield Token(_SPELLINGS.get(piece, piece), is_math=True) if kind != "other" else Token("", is_math=False)
-
-
-def _number(digits: str) -> str:
-    whole, point, places = digits.replace(",", "").partition(".")
-    places = places.rstrip("0")
-    return (whole.lstrip("0") or "0") + (point + places if places else "")
-
-
-def _word(word: str, in_math: bool) -> Iterator[Token]:
-    """The tokens of a word. In a formula, one or two letters are variables. Outside, a single letter is a variable,
-    except ``a``, ``A`` and ``I``."""
-    lower = word.lower()
-    if lower in _FUNCTIONS or (in_math and lower in {"log", "exp", "sec"}):
-        yield Token(lower, is_math=True)
-    elif len(word) == 1 and (in_math or word not in "aAI"):
-        yield Token(word, is_math=True)
-    elif in_math and len(word) == 2:
-        yield from (Token(letter, is_math=True) for letter in word)
-    else:
-        yield Token(lower.replace("’", "'").removesuffix("'s").replace("n't", " not").split()[-1], is_math=False)

@@ -29,6 +29,7 @@ class ABMCTS(Strategy):
 
     In the paper a node is a whole answer. Here one generation writes a path to its end by default, and each of its
     steps is a node below the one before: every generation gives an answer, and the search can return to any step.
+    With one step per generation the search would widen at the top and rarely reach an answer within its budget.
     """
 
     aliases = ("abmcts",)
@@ -69,7 +70,7 @@ class ArmRewards:
     """The arm CONT: continuing below a child."""
     own: Rewards = NO_REWARDS
     """The node's own arm among its siblings."""
-    place: int = -1
+    column: int = -1
     """Index in ``below`` of the parent; -1 if the node has ended or has not arrived."""
     below: list[Node] = field(default_factory=list)
     """The children that may be continued, in the order in which they were added. A sibling of the same text and a lower
@@ -79,7 +80,7 @@ class ArmRewards:
 
     def add(self, child: Node) -> None:
         """Adds a child that may be continued."""
-        rewards_of(child).place = len(self.below)
+        rewards_of(child).column = len(self.below)
         self.below.append(child)
         if self.table is None and len(self.below) >= MANY:
             self.table = columns([rewards_of(each.first).own for each in self.below])
@@ -117,7 +118,7 @@ class Arms:
     def _observe(self, steps: Sequence[Node]) -> None:
         """Credits the reward of one generation, which wrote ``steps``."""
         for step in steps:
-            if step.parent is not None and step.first.status is NodeStatus.OPEN and rewards_of(step.first).place < 0:
+            if step.parent is not None and step.first.status is NodeStatus.OPEN and rewards_of(step.first).column < 0:
                 rewards_of(step.parent.first).add(step.first)
         reward = path_score(steps[-1], self._strategy.aggregation)
         if reward is None:
@@ -138,8 +139,8 @@ def _credit_own_arm(node: Node, reward: float) -> ArmRewards:
     """Adds a reward to the node's own arm. Returns all its arms."""
     arms = rewards_of(node)
     arms.own = arms.own.with_one(reward)
-    if node.parent is not None and arms.place >= 0 and (table := rewards_of(node.parent.first).table) is not None:
-        table[:, arms.place] = arms.own
+    if node.parent is not None and arms.column >= 0 and (table := rewards_of(node.parent.first).table) is not None:
+        table[:, arms.column] = arms.own
     return arms
 
 

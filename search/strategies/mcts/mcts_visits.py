@@ -22,7 +22,7 @@ class Visits:
     def __init__(self, tree: SearchTree, strategy: "MCTS") -> None:
         clear_statistics(tree)
         self.expansions = Expansions(strategy.width)
-        self.turn = 1
+        self.current_pass = 1
         """The current pass over the tree, counted from 1. In each pass every open node may be expanded once. If
         siblings are merged, the next pass begins when this one is used up; otherwise there is only one pass."""
         self.promising_leaves = 0
@@ -75,22 +75,22 @@ class Visits:
     def statistics(self, node: Node) -> VisitStatistics:
         """The statistics of a node, which must be the one that represents its text."""
         if node.statistics is None:
-            node.statistics = VisitStatistics(since=self.turn)
+            node.statistics = VisitStatistics(since=self.current_pass)
         return node.statistics  # type: ignore[no-any-return]  # Declared as Any: each strategy has its own type.
 
     def wants_children(self, node: Node) -> bool:
         """Whether the node may get more children in this pass."""
         statistics = self.statistics(node)
-        return statistics.samples < (self.turn - statistics.since + 1) * self._strategy.width
+        return statistics.samples < (self.current_pass - statistics.since + 1) * self._strategy.width
 
     def closed(self, node: Node) -> bool:
         """Whether nothing is left to expand below a node in this pass."""
-        return node.status is not NodeStatus.OPEN or self.statistics(node).closed_in == self.turn
+        return node.status is not NodeStatus.OPEN or self.statistics(node).closed_in == self.current_pass
 
     def closed_children(self, node: Node) -> int:
         """The number of open children that are closed in this pass."""
-        turn, closed = self.statistics(node).closed_children
-        return closed if turn == self.turn else 0
+        in_pass, closed = self.statistics(node).closed_children
+        return closed if in_pass == self.current_pass else 0
 
     def _visit(self, node: Node) -> None:
         """Records a step that was written, for the first time or again."""
@@ -150,9 +150,9 @@ class Visits:
         while not (self.wants_children(node) or self.closed(node)) and (
             self.closed_children(node) == self.statistics(node).open_children
         ):
-            self.statistics(node).closed_in = self.turn
+            self.statistics(node).closed_in = self.current_pass
             if node.parent is None:
-                self.turn += self._tree.merges_siblings
+                self.current_pass += self._tree.merges_siblings
                 return
             node = node.parent.first
-            self.statistics(node).closed_children = self.turn, self.closed_children(node) + 1
+            self.statistics(node).closed_children = self.current_pass, self.closed_children(node) + 1

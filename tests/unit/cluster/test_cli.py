@@ -81,7 +81,7 @@ class TestSolve:
         endpoint.cut_streams = 1
         result = banyan("solve", "1 + 1?", "--url", endpoint.url)
         assert result.exit_code == 0
-        before, _, after = result.stdout.partition("asked again, from the beginning: ")
+        before, _, after = result.stdout.partition("retrying from the beginning: ")
         assert before.count("1 + 1 = 2\n") == 1
         assert after.index("0            0.95  1 + 1 = 2\n") < after.index("answer     2\n")
         assert endpoint.requests[0] == endpoint.requests[1]

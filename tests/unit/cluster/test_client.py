@@ -79,7 +79,10 @@ def test_a_tree_is_returned_only_on_request(endpoint: Endpoint) -> None:
         ({"version": 1, "nodes": []}, "version"),
         ({"version": 2}, "nodes"),
         ({"version": 2, "nodes": [{"id": [0]}]}, "nodes.0.text"),
-        ({"version": 2, "nodes": tree_of("2")["nodes"][1:]}, "nodes.0 cannot be where its id says"),
+        (
+            {"version": 2, "nodes": tree_of("2")["nodes"][1:]},
+            "nodes.0: its id names a position below a node that is missing",
+        ),
         ({"version": 2, "nodes": tree_of("2")["nodes"] * 2}, "two nodes have the same id"),
     ],
 )

@@ -58,7 +58,7 @@ WRONG = {
     ),
     "a deployment that only a store has": (
         f"applications: [{{{OURS}, deployments: [{{name: BatchRunner}}]}}]",
-        "deployments.0.name: BatchRunner: no such deployment; there are: Generator, ProcessRewardModel, SearchContr",
+        "deployments.0.name: BatchRunner: no such deployment; available: Generator, ProcessRewardModel, SearchContr",
     ),
     "a deployment's option that is none": (
         f"applications: [{{{OURS}, deployments: [{{name: Generator, num_replica: 2}}]}}]",
@@ -90,7 +90,7 @@ WRONG = {
     ),
     "a directory that is not there": (
         f"http_options: {{host: '::1'}}\napplications: [{{{OURS}, args: {{generator: {{model: ./not-there}}}}}}]",
-        "applications.0.args.generator.model: no model in the directory ./not-there",
+        "applications.0.args.generator.model: there is no model in the directory ./not-there",
     ),
     "a value out of bounds": (
         "applications: [{import_path: 'deployments.app:build', args: {controller: {limits: {n: 0}}}}]",
@@ -98,25 +98,25 @@ WRONG = {
     ),
     "a setting of another reward family": (
         "applications: [{import_path: 'deployments.app:build', args: {prm: {labels: [a, b]}}}]",
-        "args.prm.labels: no such setting; there are: model, dtype",
+        "args.prm.labels: no such setting; available: model, dtype",
     ),
     "a number to the base 8": (
         f"applications: [{{{OURS}, args: {{generator: {{max_num_seqs: 010}}}}}}]",
-        "args.generator.max_num_seqs: 010: this is a number of base 8 in YAML",
+        "args.generator.max_num_seqs: 010: YAML reads this as a number of base 8",
     ),
     "a number to the base 60": (
         f"applications: [{{{OURS}, args: {{controller: {{limits: {{seconds: 10:00}}}}}}}}]",
-        "args.controller.limits.seconds: 10:00: this is a number of base 60 in YAML",
+        "args.controller.limits.seconds: 10:00: YAML reads this as a number of base 60",
     ),
     "a date": (
         f"applications: [{{{OURS}, args: {{generator: {{served_name: 2026-01-31}}}}}}]",
-        "args.generator.served_name: 2026-01-31: this is a date in YAML; write it in quotes",
+        "args.generator.served_name: 2026-01-31: YAML reads this as a date; write it in quotes",
     ),
     "a lone =": (
         f"applications: [{{{OURS}, args: {{generator: {{step_delimiter: =}}}}}}]",
-        "args.generator.step_delimiter: =: this is no text in YAML; write it in quotes",
+        "args.generator.step_delimiter: =: YAML does not read this as text; write it in quotes",
     ),
-    "a date in a list that is none": ("a: [2026-13-45]", "a.0: 2026-13-45: this is a date in YAML"),
+    "a date in a list that is none": ("a: [2026-13-45]", "a.0: 2026-13-45: YAML reads this as a date"),
     "a boolean for a number": (
         f"applications: [{{{OURS}, args: {{generator: {{write_ahead: on}}}}}}]",
         "on, yes, true, off, no and false are booleans in YAML: write a text in quotes",
@@ -137,8 +137,8 @@ WRONG = {
         f"applications: [{{{OURS}, runtime_env: {{env_vars: [A=1]}}}}]",
         "applications.0.runtime_env.env_vars: must be a mapping",
     ),
-    "no applications": ("{}", "names no applications"),
-    "a list": ("[]", "names no applications"),
+    "no applications": ("{}", "has no applications"),
+    "a list": ("[]", "has no applications"),
     "no mapping": ("applications: [1]", "applications.0 must be a mapping"),
     "no YAML": ("a: [", "not YAML"),
     "a host that is a number": (
@@ -209,7 +209,7 @@ def test_an_application_that_starts_on_a_cluster_may_have_its_models_there(
     path.write_text(
         f"applications: [{{{OURS}, args: {{http: {{allow_anonymous: true}}, prm: {{model: /elsewhere}}}}}}]"
     )
-    with pytest.raises(LaunchError, match=r"args\.prm\.model: no model in the directory /elsewhere"):
+    with pytest.raises(LaunchError, match=r"args\.prm\.model: there is no model in the directory /elsewhere"):
         read_config(path)
     assert read_config(path, keys_to_come=True)["applications"]
     monkeypatch.setenv("RAY_ADDRESS", "auto")

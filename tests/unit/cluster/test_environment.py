@@ -116,7 +116,7 @@ def test_no_token_is_created_if_ray_does_not_use_one(tmp_path: Path) -> None:
 def test_a_token_that_cannot_be_read_or_created_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "token"
     empty.touch()
-    with pytest.raises(LaunchError, match=f"{empty} holds no token"):
+    with pytest.raises(LaunchError, match=f"{empty} contains no token"):
         ensure_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(empty)})
     with pytest.raises(LaunchError, match="cannot make Ray's token"):
         ensure_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(empty / "below")})

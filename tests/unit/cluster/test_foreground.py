@@ -92,12 +92,15 @@ def test_rays_files_are_in_a_directory_that_is_this_users_alone(
 def test_a_directory_that_others_can_enter_is_not_used(temporary: Path) -> None:
     path = private_directory()
     path.chmod(0o755)
-    with pytest.raises(LaunchError, match=r"is not this user's alone: remove it, or name .* RAY_TMPDIR"):
+    with pytest.raises(
+        LaunchError,
+        match=r"must belong to this user and be closed to others \(mode 0700\): remove it, or name .* RAY_TMPDIR",
+    ):
         private_directory()
     path.rmdir()
     (temporary / "theirs").mkdir(mode=0o700)
     path.symlink_to(temporary / "theirs")
-    with pytest.raises(LaunchError, match="is not this user's alone"):
+    with pytest.raises(LaunchError, match=r"must belong to this user and be closed to others"):
         private_directory()
     path.unlink()
     path.write_text("")

@@ -166,7 +166,7 @@ class TestProblems:
         out.write_text("precious\n")
         refused = banyan(given, out, "--url", endpoint.url)
         assert refused.exit_code == 2
-        assert "is there and is no job's" in refused.output
+        assert "exists but belongs to no job" in refused.output
         assert out.read_text() == "precious\n"
 
     def test_failed_lines_can_be_retried(self, endpoint: Endpoint, tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ class TestResuming:
         do(given, out, Replies())
         once = out.read_bytes()
         out.write_bytes(once * 2)
-        with pytest.raises(OutputError, match="line 1 is there twice"):
+        with pytest.raises(OutputError, match="line 1 occurs twice"):
             Outputs(out, identity(given), 1)
         out.write_bytes(once)
         with Outputs(out, identity(given), 1) as outputs:  # the lock was released

@@ -20,22 +20,22 @@ GOOD = b'{"problem": "1 + 1?", "answer": "2", "level": 1, "unique_id": "a/1"}'
 
 BAD = {
     "no JSON": (b"{", "not JSON"),
-    "a list": (b"[1]", "this is a list"),
-    "null": (b"null", "this is null"),
+    "a list": (b"[1]", "not a list"),
+    "null": (b"null", "not null"),
     "no problem": (b'{"answer": "2"}', "no 'problem'"),
     "no answer": (b'{"problem": "1 + 1?"}', "no 'answer'"),
     "empty problem": (b'{"problem": "  ", "answer": "2"}', "'problem' is empty"),
     "empty answer": (b'{"problem": "1 + 1?", "answer": ""}', "'answer' is empty"),
-    "a number for a problem": (b'{"problem": 1, "answer": "2"}', "'problem' must be text, this is a number"),
+    "a number for a problem": (b'{"problem": 1, "answer": "2"}', "'problem' must be text, not a number"),
     "a boolean for an answer": (
         b'{"problem": "1?", "answer": true}',
-        "'answer' must be text or a finite number, this is a boolean",
+        "'answer' must be text or a finite number, not a boolean",
     ),
     "no number for an answer": (
         b'{"problem": "1?", "answer": NaN}',
-        "'answer' must be text or a finite number, this is nan",
+        "'answer' must be text or a finite number, not nan",
     ),
-    "an endless answer": (b'{"problem": "1?", "answer": -1e999}', "this is -inf"),
+    "an endless answer": (b'{"problem": "1?", "answer": -1e999}', "not -inf"),
     "a solution without a box": (
         b'{"problem": "1?", "solution": "It is 2."}',
         r"no 'answer', and no \boxed{answer} in 'solution'",
@@ -44,8 +44,8 @@ BAD = {
         b'{"problem": "1?", "answer": "2", "unique_id": 0.5}',
         "'unique_id' must be text or an integer",
     ),
-    "a boolean as id": (b'{"problem": "1?", "answer": "2", "unique_id": true}', "this is a boolean"),
-    "an object for an answer": (b'{"problem": "1?", "answer": {}}', "this is an object"),
+    "a boolean as id": (b'{"problem": "1?", "answer": "2", "unique_id": true}', "not a boolean"),
+    "an object for an answer": (b'{"problem": "1?", "answer": {}}', "not an object"),
     "a NUL": (b'{"problem": "1 \\u0000?", "answer": "2"}', "NUL"),
     "a lone surrogate": (b'{"problem": "1 \\ud800?", "answer": "2"}', "lone surrogate"),
     "a lone surrogate as id": (b'{"problem": "1?", "answer": "2", "unique_id": "\\udfff"}', "'unique_id' contains"),
@@ -119,7 +119,7 @@ def test_a_file_of_another_format_is_called_what_it_is(tmp_path: Path, content: 
     [error] = result_of(checking(path, "/v1/chat/completions", 10))
     assert isinstance(error, LineError)
     assert error.code == "invalid_file"
-    assert error.message == f"the file is {name.partition(';')[0]}, and JSON lines in UTF-8 are wanted"
+    assert error.message == f"the file is {name.partition(';')[0]}, but must be JSON lines in UTF-8"
 
 
 def test_a_pipe_is_read_from_its_beginning(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_form_that_is_not_read_is_refused_with_those_that_are_and_the_fields_o
 ) -> None:
     found = parse_solutions(Record(7, fields))
     assert isinstance(found, BadLine)
-    assert found.reason.startswith("none of the forms that are read: ")
+    assert found.reason.startswith("unknown format. Known are: ")
     assert "(Math-Shepherd)" in found.reason
     assert found.reason.endswith("this line has " + ", ".join(map(repr, fields)))
 
@@ -211,7 +211,7 @@ def test_a_form_that_is_not_read_is_refused_with_those_that_are_and_the_fields_o
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"problem": "q?", "answer": "2"}, "none of the forms that are read: 'problem', 'steps' and 'label'"),
+        ({"problem": "q?", "answer": "2"}, "unknown format. Known are: 'problem', 'steps' and 'label'"),
         (
             {"prompt": "q?", "completions": ["a", "b"], "labels": [0.9, 0.4]},
             "labels.0: must be true or false, 1 or 0, or + or -",
@@ -230,8 +230,8 @@ def test_a_form_that_is_not_read_is_refused_with_those_that_are_and_the_fields_o
         (PROCESS_BENCH | {"problem": ""}, "problem: String should have at least 1 character"),
         (prm800k(rated(2)), "label.steps.0.completions.0.rating: Input should be -1, 0 or 1"),
         (prm800k(rated(chosen=None)), "label.steps: no step has a completion"),
-        ({"question": "q?", "steps": ["a"]}, "'correct' or 'labels' must be there"),
-        ({"question": "q?", "steps": ["a"], "labels": []}, "labels must be 1, one for each step, not 0"),
+        ({"question": "q?", "steps": ["a"]}, "'correct' or 'labels' is missing"),
+        ({"question": "q?", "steps": ["a"], "labels": []}, "there must be 1 labels, one for each step, not 0"),
         ({"steps": ["a"], "correct": True}, "question: Field required"),
         ({"format": 2, "nodes": []}, "format: Input should be 1"),
     ],

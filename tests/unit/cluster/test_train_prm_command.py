@@ -51,7 +51,7 @@ def test_another_training_in_the_directory_is_refused(tmp_path: Path) -> None:
     assert "problems with a solution: 1; at least 10 are needed" in result.output
     result = train_prm(pool, output, "--seed", 1)
     assert result.exit_code == 2
-    assert "is of another training: seed was 0 and is 1" in result.output
+    assert "belongs to another training: seed was 0 and is 1" in result.output
 
 
 def test_a_backbone_that_is_missing_is_refused_before_anything_is_solved(problem_file: Path, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_backbone_that_is_missing_is_refused_before_anything_is_solved(problem
         (("--layers", "-1"), "--layers"),
         (("--layers", "129"), "--layers"),
         (("--held-out", "0.9"), "--held-out"),
-        (("--backbone", "embedded:nothing"), "no embedded model 'embedded:nothing'"),
+        (("--backbone", "embedded:nothing"), "unknown embedded model 'embedded:nothing'"),
         (("--device", "tpu"), "--device: String should match pattern"),
         (("--strategy", "nonsense"), "nonsense"),
     ],

@@ -243,7 +243,7 @@ class TestDirectory:
 
     def test_a_directory_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("mine")
-        with pytest.raises(DirectoryTaken, match="no training's"), claimed(TrainingPaths(tmp_path), {}):
+        with pytest.raises(DirectoryTaken, match="not the output of a training"), claimed(TrainingPaths(tmp_path), {}):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

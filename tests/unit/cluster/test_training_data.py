@@ -80,7 +80,7 @@ def test_every_ended_path_of_a_tree_is_a_solution(tmp_path: Path) -> None:
         ({"question": "q", "steps": ["a"], "correct": "yes"}, "correct: "),
         ({"question": "q", "steps": ["a", 7], "correct": True}, "steps.1: "),
         ({"question": "q", "correct": True}, "no 'steps', which the lines before it have"),
-        (["a"], "a JSON object is wanted, this is a list"),
+        (["a"], "must be a JSON object, not a list"),
     ],
 )
 def test_a_bad_line_is_refused_with_its_number_and_field(tmp_path: Path, wrong: Any, reason: str) -> None:

@@ -146,13 +146,13 @@ def test_the_events_of_a_stream(chat: bool, tmp_path: Path) -> None:
     [
         ("[]", (), "not a JSON object"),
         ("{", (), "no tree that can be shown"),
-        ('{"id": "x", "reply": null}', (), "save the events"),
+        ('{"id": "x", "reply": null}', (), "save its events"),
         ('{"searches": [1]}', (), "objects with events"),
         ('{"tree": {"version": 9}}', (), "no tree"),
-        ('{"line": 1}\n{"line": 2}\n', (), "say which with --line"),
+        ('{"line": 1}\n{"line": 2}\n', (), "choose one with --line"),
         ('{"line": 1}\n', ("--line", "5"), "no result of line 5"),
         ("data: {}\n\n", (), "no search_event"),
-        ('data: {"search_event": 1, "object": "chat.completion.chunk"}\n', (), "not as Banyan writes it"),
+        ('data: {"search_event": 1, "object": "chat.completion.chunk"}\n', (), "not in Banyan's format"),
     ],
 )
 def test_what_is_no_search_is_refused(content: str, options: tuple[str, ...], said: str, tmp_path: Path) -> None:

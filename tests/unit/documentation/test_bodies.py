@@ -18,7 +18,7 @@ from cluster.client.wire import step_of
 from cluster.launch import ray_runtime
 from deployments.config import AppConfig, LimitSettings
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.startup.access import changed_settings, read_user_config
 from deployments.telemetry.search_log import SearchLog
 from search.run.report import SearchCost
@@ -42,7 +42,7 @@ def of_language(language: str) -> pytest.MarkDecorator:
 
 def assert_a_search(body: Json) -> None:
     """Checks that it is a valid request, including its search."""
-    Planner(MODEL, STRATEGIES).settings(ChatRequest.parse(body), LimitSettings(), {})
+    SettingsResolver(MODEL, STRATEGIES).settings(ChatRequest.parse(body), LimitSettings(), {})
 
 
 @of_language("json")

@@ -20,7 +20,7 @@ from deployments.admission.proxy import middlewares
 from deployments.config import AppConfig, KeyRecord
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.in_cluster.in_process import InProcessEndpoint
@@ -29,9 +29,9 @@ from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.places import Places
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
+from deployments.service.slots import Slots
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, PromptTooLong
@@ -248,8 +248,8 @@ class World:
             step_hook=settings.step_hook.hook(self.encoder.encode_text) if settings.step_hook else None,
         )
         queue = settings.queue
-        places = Places(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
-        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        slots = Slots(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
+        self.service = SearchService(self.environment, slots, settings.limits.seconds)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         self.store = Store.of(settings.store)
@@ -259,7 +259,7 @@ class World:
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
-            jobs=Jobs(self.config, self.live, Planner.of(self.config), self.encoder),
+            jobs=Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),

@@ -1,4 +1,4 @@
-"""A request without a place is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
+"""A request without a slot is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
 nobody out."""
 
 import asyncio
@@ -236,10 +236,10 @@ async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld)
     world = make_world(searches=1, queue={"places": 2, "seconds": 20})
     async with busy(world):
         waiting = [Call(world, body_parts(seed=index)) for index in range(2)]
-        await until(lambda: world.service.places.waiting == 2)
+        await until(lambda: world.service.slots.waiting == 2)
         assert (await Call(world, body_parts()).ended()).status == 429
         await waiting[0].hang_up()
-        assert (waiting[0].status, world.service.places.waiting) == (None, 1)
+        assert (waiting[0].status, world.service.slots.waiting) == (None, 1)
     assert (await waiting[1].ended()).status == 200
     world.assert_idle()
 
@@ -247,7 +247,7 @@ async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld)
     async with busy(world):
         refused = await Call(world, body_parts()).ended()
         assert refused.status == 429
-        assert "none came free in time" in refused.error["message"]
+        assert "none became free in time" in refused.error["message"]
 
 
 async def test_a_client_that_hangs_up_frees_its_place(make_world: MakeWorld) -> None:
@@ -468,7 +468,7 @@ async def test_bytes_are_charged_before_they_are_read(make_world: MakeWorld, mon
         assert (await Call(world, [wrong, b""], key=MINE, declared=4000).ended()).status == 400
     refused = await Call(world, [wrong, b""], key=MINE, declared=4000).ended()
     assert (refused.status, refused.asked) == (429, 0)
-    assert "10000 bytes of the minute" in refused.error["message"]
+    assert "10000 body bytes per minute" in refused.error["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     chunked = await Call(world, [b"x" * 1500, b"x" * 1500, b""], key=MINE).ended()
     assert (chunked.status, chunked.asked) == (429, 2), "no more is read than may be"

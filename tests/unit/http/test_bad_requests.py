@@ -314,7 +314,9 @@ async def test_a_text_that_fits_no_context_is_not_tokenized(world: World) -> Non
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..., World], stream: bool) -> None:
     world = make_world()
-    world.generator.error = PathTooLarge("a path needs 16 KV blocks, there are 15; generator.kv_cache_memory_bytes …")
+    world.generator.error = PathTooLarge(
+        "a path needs 16 KV blocks, but there are only 15; generator.kv_cache_memory_bytes …"
+    )
     async with world.client as client:
         reply = await client.post(CHAT, json=chat(stream=stream))
     assert "generator.kv_cache_memory_bytes" in reply.text
@@ -324,7 +326,9 @@ async def test_a_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..
 
 async def test_a_scored_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..., World]) -> None:
     world = make_world(fallback="fail")
-    world.scorer.error = ScoredPathTooLarge("a path of 80 tokens needs 5 KV blocks, there are 4; prm.kv_cache…")
+    world.scorer.error = ScoredPathTooLarge(
+        "a path of 80 tokens needs 5 KV blocks, but there are only 4; prm.kv_cache…"
+    )
     async with world.client as client:
         reply = await client.post("/v1/score", json={"model": "m", "question": "2+2?", "steps": ["It is 4."]})
     error = reply.json()["error"]

@@ -1189,7 +1189,7 @@ async def test_result_files_cannot_be_the_input_of_a_batch(kept: World) -> None:
     batch = await created(client, requests_of(1))
     async with runner(kept):
         batch = await ended(client, batch.id)
-    with pytest.raises(openai.BadRequestError, match="was not uploaded for batches"):
+    with pytest.raises(openai.BadRequestError, match="was not uploaded with the purpose batch"):
         await client.batches.create(
             input_file_id=batch.output_file_id, endpoint="/v1/chat/completions", completion_window="24h"
         )

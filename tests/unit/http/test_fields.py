@@ -137,7 +137,7 @@ async def test_alternatives_to_the_tokens_are_not_reported_and_the_notes_say_so(
         (RESPONSES, {"reasoning": {"efort": "low"}}, "reasoning.efort", "did you mean reasoning.effort?"),
         (COMPLETIONS, {"repetition_penalty": 1.2}, "repetition_penalty", "not supported"),
         (COMPLETIONS, {"stop": ["x"]}, "stop", "not supported"),
-        (COMPLETIONS, {"beam_width": 3}, "beam_width", "say n, or best_of"),
+        (COMPLETIONS, {"beam_width": 3}, "beam_width", "use n, or best_of"),
         (COMPLETIONS, {"lenght_penalty": 3}, "lenght_penalty", "did you mean length_penalty?"),
         (COMPLETIONS, {"search": {"n": 3}}, "search", "at /v1/chat/completions"),
     ],

@@ -260,7 +260,7 @@ async def test_a_client_that_does_not_read_holds_no_place(world: World, path: st
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
-            held.append(world.service.places.held)
+            held.append(world.service.slots.held)
             await reads.wait()
 
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
@@ -268,7 +268,7 @@ async def test_a_client_that_does_not_read_holds_no_place(world: World, path: st
     scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http"}
     scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "root_path": "", "state": {}}
     request = asyncio.create_task(world.app(scope, receive, send))
-    await until(lambda: bool(held) and world.service.places.held == 0)
+    await until(lambda: bool(held) and world.service.slots.held == 0)
     assert not request.done()
     reads.set()
     await request

@@ -103,7 +103,7 @@ async def test_no_address_makes_a_client_a_job(
     """Neither at the operator's check, nor where jobs write, nor in the jobs' share of places and bodies."""
     world = World(matcher, store={"path": str(tmp_path)})
     owners: list[str] = []
-    monkeypatch.setattr(world.service.places, "check", lambda owner, *_: owners.append(owner.name))
+    monkeypatch.setattr(world.service.slots, "check", lambda owner, *_: owners.append(owner.name))
     asked = {"model": "m", "input": "6*7?"}
     transport = httpx.ASGITransport(world.app, client=(address, 0))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -129,9 +129,9 @@ def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         read_records(missing, {})
     empty = tmp_path / "empty"
     empty.write_text("# nobody\n")
-    with pytest.raises(ValueError, match="holds no key"):
+    with pytest.raises(ValueError, match="contains no key"):
         read_records(empty, {})
-    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set and holds no key"):
+    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set but contains no key"):
         read_records(None, {"BANYAN_API_KEYS": " , "})
 
 
@@ -211,7 +211,7 @@ def test_a_file_has_one_key_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", ['""', "' '", '"",""', "\ufeff", "','"])
 def test_quotes_with_nothing_in_them_are_no_key(written: str) -> None:
-    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set and holds no key"):
+    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set but contains no key"):
         read_records(None, {"BANYAN_API_KEYS": written})
 
 

@@ -7,7 +7,7 @@ import pytest
 from http_world import World, chat
 
 from deployments.config import AppConfig
-from deployments.service.places import Owner
+from deployments.service.slots import Owner
 from deployments.startup.access import AccessError, changed_settings, read_user_config
 
 CHAT = "/v1/chat/completions"
@@ -33,10 +33,10 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         assert (status, refused["error"]["param"]) == (400, "search.n")
         status, answered = await asked()
         assert (status, answered["search"]["strategy"], answered["search"]["nodes"] > 0) == (200, "best_of_n", True)
-        assert world.service.places.count == 2
+        assert world.service.slots.count == 2
 
         change(world, searches=2, flex_places=0.5)
-        async with world.service.places.hold(Owner("one")):
+        async with world.service.slots.hold(Owner("one")):
             assert (await asked(service_tier="flex"))[0] == 429
             change(world, searches=2, flex_places=1.0)
             assert (await asked(service_tier="flex"))[0] == 200

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from deployments.admission import proxy_bodies
 from deployments.admission.limits import Bodies
-from deployments.admission.middleware import place_of
+from deployments.admission.middleware import slot_of
 from deployments.admission.proxy import WORK, ProxyAdmission
 from deployments.admission.proxy_bodies import UPLOADS, BodyLimits
 from deployments.http.app import FEATURES
@@ -96,7 +96,7 @@ class Watched:
         prepared, read, form = Endpoint.prepared, Bodies.read, files._form
 
         async def watched(endpoint: Endpoint, request: Request, prepare: Any) -> Any:
-            assert place_of(request.scope).owner.name
+            assert slot_of(request.scope).owner.name
             assert self.proxy._inside == self._by_proxy, "the proxy has counted it as work"
             self.reached.add(request.scope["route"].path)
             return await prepared(endpoint, request, prepare)

@@ -12,7 +12,7 @@ from deployments.config import AppConfig
 from deployments.http.chat.conversation import question
 from deployments.http.chat.jobs import Jobs
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.chat.search_settings import Planner
+from deployments.http.chat.search_settings import SettingsResolver
 
 pytestmark = pytest.mark.asyncio
 
@@ -78,7 +78,7 @@ async def test_the_length_left_is_the_contexts(world: World) -> None:
 async def test_its_steps_leave_room_for_what_the_reward_models_format_adds_to_each(world: World) -> None:
     prm = {"family": "label_turns", "model": "none", "max_model_len": 2048}
     config = AppConfig.model_validate({"generator": {"served_name": "m", "max_model_len": 2048}, "prm": prm})
-    jobs = Jobs(config, world.live, Planner.of(config), world.encoder)
+    jobs = Jobs(config, world.live, SettingsResolver.of(config), world.encoder)
     left = [jobs.search(ChatRequest.parse(continued(text, max_tokens=2000))) for text in ("1234567", "a\n\nb\n\nc")]
     assert config.search_context < 2048
     assert left[0].settings.max_path_tokens == 2000

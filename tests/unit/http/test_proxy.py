@@ -25,7 +25,7 @@ from deployments.admission.proxy import (
 )
 from deployments.admission.proxy_bodies import BodyLimits
 from deployments.admission.proxy_flow import ProxyFlow
-from deployments.service.places import NoPlace, Refused
+from deployments.service.slots import NoSlot, Refused
 from deployments.startup.environment import variables
 from search.tools.import_path import imported
 
@@ -137,7 +137,7 @@ async def test_the_proxy_refuses_only_what_the_controller_would_refuse(make_worl
         while world.generator.running < 2:
             await asyncio.sleep(0)
         refused = await client.post(CHAT, json=chat())
-        assert refused.json() == Busy(str(NoPlace(Refused.PLACES, 2, 1)), "places").body, (
+        assert refused.json() == Busy(str(NoSlot(Refused.PLACES, 2, 1)), "places").body, (
             "by the controller, whose room is larger"
         )
         for path in ("/v1/models", "/v1/status"):

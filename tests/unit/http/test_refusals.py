@@ -20,7 +20,7 @@ from deployments.admission.keys import key_digest, key_record
 from deployments.admission.proxy import BACKOFF_HEADER, TURNED_AWAY, ProxyAdmission
 from deployments.config import KeyLimits
 from deployments.http.app import create_app
-from deployments.service.places import Owner
+from deployments.service.slots import Owner
 from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher
 
@@ -81,17 +81,17 @@ async def test_every_error_is_counted_once_by_its_code(counted: Counted) -> None
 
 async def test_the_reason_of_a_refusal_names_what_is_exhausted(counted: Counted) -> None:
     async with AsyncExitStack() as stack:
-        for place in range(counted.world.service.places.count):
-            await stack.enter_async_context(counted.world.service.places.hold(Owner(str(place))))
+        for slot in range(counted.world.service.slots.count):
+            await stack.enter_async_context(counted.world.service.slots.hold(Owner(str(slot))))
         assert await counted.post() == 429
     assert counted.refused == {(429, "places"): 1}
 
 
 async def test_refused_flex_requests_are_counted_separately(counted: Counted) -> None:
-    places = counted.world.service.places
+    slots = counted.world.service.slots
     async with AsyncExitStack() as stack:
-        for place in range(places.count - 1):
-            await stack.enter_async_context(places.hold(Owner(str(place))))
+        for slot in range(slots.count - 1):
+            await stack.enter_async_context(slots.hold(Owner(str(slot))))
         assert await counted.post(service_tier="flex") == 429
     assert counted.refused == {(429, "flex"): 1}
 

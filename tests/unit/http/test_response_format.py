@@ -83,7 +83,7 @@ async def test_an_object_is_a_schema_and_a_text_is_none(world: World) -> None:
 async def test_a_search_by_steps_says_why_not(world: World, strategy: str) -> None:
     error = await error_of(world, chat(response_format={"type": "json_object"}, search={"strategy": strategy}))
     assert error["param"] == "response_format"
-    assert f"{strategy} writes an answer step by step" in error["message"]
+    assert f"{strategy} writes step by step" in error["message"]
     assert error["message"].endswith("search.strategy may be: greedy, self_consistency, best_of_n")
 
 

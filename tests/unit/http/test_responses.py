@@ -216,7 +216,7 @@ async def test_fields_that_clients_always_send_are_accepted(world: World) -> Non
     response = await posted(world, **usual)
     assert response["metadata"] == {"run": "7"}
     assert response["store"] is False, "nothing is stored, and it says so"
-    assert response["search"]["notes"] == ["store: nothing is kept here"]
+    assert response["search"]["notes"] == ["store: this server stores nothing"]
 
 
 async def test_unknown_fields_are_ignored_wherever_they_are_and_named_in_the_notes(world: World) -> None:

@@ -78,7 +78,7 @@ async def test_a_row_waits_for_a_place() -> None:
 
 async def test_a_row_waits_for_a_place_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_data_rows, "PATIENCE_S", 0.05)
-    with pytest.raises(TimeoutError, match=r"no place for this row within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"no slot for this row within 0\.05 s"):
         await reply_to({"url": CHAT, "body": "{}"}, Endpoint((429, failed("full"))).answer)
 
 

@@ -271,7 +271,7 @@ async def test_concurrent_followers_are_limited(kept: World, monkeypatch: pytest
 async def test_without_a_store_the_routes_say_so(world: World) -> None:
     async with world.client as client:
         reply = (await client.post("/v1/chat/completions", json=chat(store=True))).json()
-        assert "store: nothing is kept here" in reply["search"]["notes"]
+        assert "store: this server stores nothing" in reply["search"]["notes"]
         for path in ("/v1/searches", "/v1/searches/x", "/v1/searches/x/events"):
             assert (await client.get(path)).json()["error"]["code"] == "store_disabled"
 

@@ -1,4 +1,4 @@
-"""Flex requests: which requests are flex, what their replies report, and their effect on places and engine lanes."""
+"""Flex requests: which requests are flex, what their replies report, and their effect on slots and engine lanes."""
 
 import json
 from typing import Any
@@ -79,13 +79,13 @@ async def test_one_seed_gives_the_same_tree_in_either_tier(world: World) -> None
 
 @pytest.mark.asyncio
 async def test_flex_requests_get_only_a_part_of_the_places(make_world: MakeWorld) -> None:
-    """Three quarters by default, whoever has the other places."""
+    """Three quarters by default, whoever has the other slots."""
     world = make_world(searches=4)
     async with busy(world, 3):
         refused = await Call(world, body_parts(service_tier="flex")).ended()
         assert (refused.status, refused.error["code"]) == (429, "resource_unavailable")
         assert (refused.error["type"], refused.error["param"]) == ("rate_limit_error", None)
-        assert "fewer than 3 places" in refused.error["message"]
+        assert "fewer than 3 slots" in refused.error["message"]
         assert int(refused.headers["retry-after"]) >= 1
         # Also when a thread parses the body; but mentioning the tier elsewhere in the body does not make it flex.
         long = await Call(world, body_parts(service_tier="flex", metadata={"padding": "x" * 8192})).ended()
@@ -103,13 +103,13 @@ async def test_queued_flex_requests_come_after_all_others(make_world: MakeWorld)
     world = make_world(searches=2, flex_places=0.5, queue={"places": 4, "seconds": 20})
     world.generator.gate.clear()
     flex = [Call(world, body_parts(service_tier="flex")) for _ in range(3)]
-    await until(lambda: world.service.places.waiting == 2)
+    await until(lambda: world.service.slots.waiting == 2)
     assert world.service.running == 1
     assert (await Call(world, body_parts(service_tier="flex")).ended()).error["code"] == "resource_unavailable"
     others = [Call(world, body_parts()) for _ in range(2)]
-    await until(lambda: (world.service.running, world.service.places.waiting) == (2, 3))
+    await until(lambda: (world.service.running, world.service.slots.waiting) == (2, 3))
     await others[0].hang_up()
-    await until(lambda: (world.service.running, world.service.places.waiting) == (2, 2))
+    await until(lambda: (world.service.running, world.service.slots.waiting) == (2, 2))
     world.generator.gate.set()
     for call in (others[1], *flex):
         assert (await call.ended()).status == 200

@@ -111,7 +111,7 @@ async def test_a_trailing_slash_is_no_other_route(make_world: MakeWorld) -> None
         working = asyncio.create_task(client.post(f"{CHAT}/", json=chat()))
         while not world.generator.running:
             await asyncio.sleep(0)
-        assert (await client.post(f"{CHAT}/", json=chat())).status_code == 429, "it needs a place all the same"
+        assert (await client.post(f"{CHAT}/", json=chat())).status_code == 429, "it needs a slot all the same"
         world.generator.gate.set()
         assert (await working).status_code == 200
     transport = httpx.ASGITransport(world.app, root_path="/banyan")

@@ -65,7 +65,7 @@ def client_of(world: World, key: str = KEY) -> openai.AsyncOpenAI:
 
 
 async def until_idle(world: World) -> None:
-    """Waits until no search holds a place: the end of one in the background is told a moment before."""
+    """Waits until no search holds a slot: the end of one in the background is told a moment before."""
     async with asyncio.timeout(WAIT_S):
         while world.service.running:
             await asyncio.sleep(0.01)
@@ -133,7 +133,7 @@ async def test_responses_of_jobs_are_stored_on_request_only(kept: World) -> None
         for said, stored in (({}, False), ({"store": True}, True)):
             reply = await jobs.post("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1, **said})
             assert reply["store"] is stored
-        with pytest.raises(Refused, match="background must be false in a job"):
+        with pytest.raises(Refused, match="background must be false in a batch"):
             await jobs.post("/v1/responses", {"model": "m", "input": "6*7?", "background": True})
 
 
@@ -246,7 +246,7 @@ class TestBackground:
         begun = await client.responses.create(**ASKED, background=True, metadata={"run": "7"})
         assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
         assert await other_client.responses.retrieve(begun.id) == begun
-        assert kept.service.running == 1, "it holds its place"
+        assert kept.service.running == 1, "it holds its slot"
         kept.generator.gate.set()
         response = await ended(other_client, begun.id)
         plain = await client.responses.create(**ASKED)
@@ -453,7 +453,7 @@ class TestSummaries:
         reasoning, _ = response.output
         assert (response.status, reasoning.type) == ("incomplete", "reasoning")
         assert "on 1 level; " in reasoning.summary[0].text
-        assert reasoning.summary[0].text.endswith("No path gave an answer to vote on.")
+        assert reasoning.summary[0].text.endswith("No path has an answer to vote on.")
 
     async def test_a_stream_has_the_events_of_the_summary(self, kept: World) -> None:
         client = client_of(kept)

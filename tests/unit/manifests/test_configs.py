@@ -14,7 +14,7 @@ from deployments.engines.settings import EngineSettings
 from deployments.startup import memory_plan
 from deployments.startup.gpus import GpuNode
 from deployments.startup.placement import placed
-from kvstore.memory.planner import split
+from kvstore.memory.device_memory import split
 from tests.unit.manifests.published import DEVICE_GIB, GIB, MODELS, as_on_a_gpu, write_hub_cache
 
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -28,7 +28,7 @@ def test_extraction_is_as_in_the_table(row: Text) -> None:
 
 
 def test_the_tables_are_consistent() -> None:
-    """Every difference has a reason, no agreement has one, and no row is there twice."""
+    """Every difference has a reason, no agreement has one, and no row occurs twice."""
     for row in (*PAIRS, *TEXTS):
         assert bool(row.why) == (row.math_verify != row.ours), row
     assert len({frozenset((row.a, row.b)) for row in PAIRS}) == len(PAIRS) >= 120

@@ -74,15 +74,15 @@ def test_a_custom_strategy_is_unknown_without_its_path() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("own_strategies", "is no import path"),
-        ("own_strategies:", "is no import path"),
-        ("../own:TwoSteps", "is no import path"),
+        ("own_strategies", "is not an import path"),
+        ("own_strategies:", "is not an import path"),
+        ("../own:TwoSteps", "is not an import path"),
         ("no_such_module:TwoSteps", "cannot be imported: ModuleNotFoundError"),
         ("own_strategies:Nothing", "cannot be imported: AttributeError"),
-        ("own_strategies:HERE", "is no strategy"),
-        ("own_strategies:Unfinished", "is no strategy"),
-        ("own_strategies:Namesake", "is called 'greedy', as is 'search.strategies.solutions.greedy:Greedy'"),
-        ("search.strategies.base:Strategy", "is no strategy"),
+        ("own_strategies:HERE", "is not a strategy"),
+        ("own_strategies:Unfinished", "is not a strategy"),
+        ("own_strategies:Namesake", "and 'search.strategies.solutions.greedy:Greedy' have the same name 'greedy'"),
+        ("search.strategies.base:Strategy", "is not a strategy"),
     ],
 )
 def test_unusable_import_paths_are_refused_with_the_reason(path: str, message: str) -> None:

@@ -30,7 +30,7 @@ ODD = [math.nan, math.inf, -0.1, 1.1, None, "0.5", 10**400, 0.5j, [0.5], np.floa
 @pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:8])
 def test_anything_else_is_refused(value: Any) -> None:
     assert not is_reward(value)
-    with pytest.raises(ScorerError, match=r"a model gave a reward of .*, which is no number in") as refused:
+    with pytest.raises(ScorerError, match=r"a model returned the reward .*, which is not a number in") as refused:
         check_rewards([[0.5], [value]], [1, 1], "a model")
     assert len(str(refused.value)) < 150
 
@@ -38,11 +38,11 @@ def test_anything_else_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("rewards", "complaint"),
     [
-        (None, "gave None for rewards"),
-        ([0.5, 0.5], "for rewards"),
-        ([[0.5]], "gave rewards for 1 of 2 paths"),
-        ([[0.5], []], "gave 0 rewards for 2 steps"),
-        ([[0.5], [0.5, 0.5, 0.5]], "gave 3 rewards for 2 steps"),
+        (None, "returned None instead of rewards"),
+        ([0.5, 0.5], "instead of rewards"),
+        ([[0.5]], "returned rewards for 1 of 2 paths"),
+        ([[0.5], []], "returned 0 rewards for 2 steps"),
+        ([[0.5], [0.5, 0.5, 0.5]], "returned 3 rewards for 2 steps"),
     ],
 )
 def test_the_number_of_rewards_must_match_the_request(rewards: Any, complaint: str) -> None:

@@ -284,12 +284,12 @@ def test_the_ports_get_the_deadline() -> None:
 
 SPOILED = {
     "unreachable": (broken, "unreachable"),
-    "nan": (lambda rewards: [[math.nan] * len(row) for row in rewards], "fake-prm gave a reward of nan"),
-    "above": (lambda rewards: [[1.5] * len(row) for row in rewards], "fake-prm gave a reward of 1.5"),
-    "below": (lambda rewards: [[-3.0] * len(row) for row in rewards], "fake-prm gave a reward of -3.0"),
-    "none": (lambda rewards: [[None] * len(row) for row in rewards], "fake-prm gave a reward of None"),
-    "rows": (lambda rewards: rewards[:-1], "fake-prm gave rewards for"),
-    "steps": (lambda rewards: [[*row, 0.5] for row in rewards], "fake-prm gave 2 rewards for 1 steps"),
+    "nan": (lambda rewards: [[math.nan] * len(row) for row in rewards], "fake-prm returned the reward nan"),
+    "above": (lambda rewards: [[1.5] * len(row) for row in rewards], "fake-prm returned the reward 1.5"),
+    "below": (lambda rewards: [[-3.0] * len(row) for row in rewards], "fake-prm returned the reward -3.0"),
+    "none": (lambda rewards: [[None] * len(row) for row in rewards], "fake-prm returned the reward None"),
+    "rows": (lambda rewards: rewards[:-1], "fake-prm returned rewards for"),
+    "steps": (lambda rewards: [[*row, 0.5] for row in rewards], "fake-prm returned 2 rewards for 1 steps"),
 }
 
 

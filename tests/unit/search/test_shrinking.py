@@ -264,7 +264,10 @@ def test_the_statistics_of_mcts_can_be_recomputed_from_the_tree() -> None:
     _, outcome = run(wanted, 3, variety=2)
     kept = outcome.tree.fold(Visits, wanted.strategy)
     anew = restore_tree(save_tree(outcome.tree)).fold(Visits, wanted.strategy)
-    assert (kept.expansions.begun, kept.turn) == (anew.expansions.begun, anew.turn)
+    assert (kept.expansions.begun, kept.current_pass) == (
+        anew.expansions.begun,
+        anew.current_pass,
+    )
     assert kept.expansions.begun == 20
     assert not kept.expansions.unfinished
 

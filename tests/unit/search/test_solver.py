@@ -173,7 +173,7 @@ async def test_invalid_clusters_give_the_fallback(
     async with started(HERE + one_too_few.__name__) as solver:
         with caplog.at_level(logging.WARNING, "banyan.solver"):
             assert await solver.solve(Problem(kept_leaves, RETENTION, fallback="as it was")) == "as it was"
-    assert "kept_leaves was not solved and gets its fallback: ValueError" in caplog.text
+    assert "kept_leaves was not solved, its fallback is used: ValueError" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_invalid_clusters_give_the_fallback(
     [
         ("no_such_module:clusters", "cannot be imported: ModuleNotFoundError"),
         (HERE + "no_such_function", "cannot be imported: AttributeError"),
-        (HERE + "RETENTION", "is no function"),
+        (HERE + "RETENTION", "is not a function"),
     ],
 )
 async def test_a_function_that_cannot_be_imported_is_an_error_at_start(path: str, message: str) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.serve_calls import Retries
-from deployments.service.places import Owner, Places
 from deployments.service.searches import SearchJob, SearchService
+from deployments.service.slots import Owner, Slots
 from deployments.telemetry.catalog import Metric
 from deployments.telemetry.metrics import Labels, Metrics
 from deployments.telemetry.search_log import SearchLog
@@ -82,13 +82,13 @@ class World:
             context_tokens=1000,
             matcher=AnswerMatcher(),
         )
-        self.places = Places(4)
-        self.service = SearchService(environment, self.places, 60.0, self.telemetry.observed)
+        self.slots = Slots(4)
+        self.service = SearchService(environment, self.slots, 60.0, self.telemetry.observed)
 
     async def search(self, search_id: str = "s1", **settings: Any) -> SearchOutcome:
         wanted = parse_search({"strategy": "beam_search", "n": 8, "m": 4, "seed": 7} | settings)
-        async with self.places.hold(Owner("one")) as place:
-            return await self.service.search(SearchJob(search_id, QUESTION, PROMPT, wanted), place)
+        async with self.slots.hold(Owner("one")) as slot:
+            return await self.service.search(SearchJob(search_id, QUESTION, PROMPT, wanted), slot)
 
     def publish(self) -> Published:
         """Publishes, and returns the values that are new."""

@@ -109,9 +109,9 @@ async def test_tokens_of_completions_count_for_their_key() -> None:
     assert world.publish().sum(catalog.GENERATED_TOKENS, "none") == 11
 
 
-async def test_places_are_read_when_metrics_are_published() -> None:
+async def test_slots_are_read_when_metrics_are_published() -> None:
     world = World()
-    world.metrics.read(ControllerFigures(world.metrics, world.places, LoopDelay()).read)
+    world.metrics.read(ControllerFigures(world.metrics, world.slots, LoopDelay()).read)
     world.generator.stall_after = 0
     searching = asyncio.create_task(world.search())
     await world.generator.stalled.wait()
@@ -125,7 +125,7 @@ async def test_places_are_read_when_metrics_are_published() -> None:
 
 async def test_the_answer_cache_is_read_when_metrics_are_published() -> None:
     world, answers = World(), AnswerCache(AnswerCacheSettings())
-    world.metrics.read(ControllerFigures(world.metrics, world.places, LoopDelay(), answers).read)
+    world.metrics.read(ControllerFigures(world.metrics, world.slots, LoopDelay(), answers).read)
     question = Question(b"digest", None, "6*7?")
     await answers.match(question)
     answers.keep(question, None, await world.search(), [])

@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from deployments.config import AppConfig, TracingSettings
-from deployments.service.places import Owner, Place
 from deployments.service.searches import ScoreJob
+from deployments.service.slots import Owner, Slot
 from deployments.telemetry.tracing import Traces, tracer_provider
 from search.errors import GeneratorError, ScorerError
 from search.ports import ScoreItem, ScoreRequest
@@ -93,7 +93,7 @@ async def test_a_call_outside_of_a_search_is_a_trace_of_its_own() -> None:
     world.scorer.spoil = broken
     job = ScoreJob(ScoreRequest("alone", "?", (ScoreItem(("step",)),), 1.0), prompt_tokens=1)
     with pytest.raises(ScorerError):
-        await world.service.score(job, Place(Owner("a")))
+        await world.service.score(job, Slot(Owner("a")))
     [span] = world.spans
     assert (span.name, span.parent) == ("score", None)
 

@@ -1,4 +1,4 @@
-"""Admission at one controller: a limited number of places, and a queue for them. Independent of HTTP and Ray Serve."""
+"""Admission at one controller: a limited number of slots, and a queue for them. Independent of HTTP and Ray Serve."""
 
 import asyncio
 import time
@@ -12,23 +12,23 @@ from search.run.report import SearchCost
 
 
 class Refused(StrEnum):
-    """Why a request gets no place."""
+    """Why a request gets no slot."""
 
     PLACES = "places"
-    """All places are taken and the queue is full."""
+    """All slots are taken and the queue is full."""
     FLEX = "flex"
-    """The remaining places are reserved for requests that are not flex."""
+    """The remaining slots are reserved for requests that are not flex."""
     QUEUE = "queue"
-    """No place came free before the queue timeout."""
+    """No slot came free before the queue timeout."""
     OWNER = "owner"
-    """The owner's quota of places is used up."""
+    """The owner's quota of slots is used up."""
 
 
-class NoPlace(RuntimeError):
-    """No place is available now. The same request may be sent again later."""
+class NoSlot(RuntimeError):
+    """No slot is available now. The same request may be sent again later."""
 
     def __init__(self, reason: Refused, most: int, retry_after_s: int) -> None:
-        """``most``: the limit that was reached: of all places, of flex requests, or the owner's quota."""
+        """``most``: the limit that was reached: of all slots, of flex requests, or the owner's quota."""
         super().__init__(reason, most, retry_after_s)
         self.reason = reason
         self.most = most
@@ -36,29 +36,29 @@ class NoPlace(RuntimeError):
 
     def __str__(self) -> str:
         if self.reason is Refused.OWNER:
-            return f"this API key has {self.most} requests at work, as many as it may (limits.places)"
+            return f"this API key has reached its limit of {self.most} concurrent requests (limits.places)"
         if self.reason is Refused.FLEX:
-            return f"flex requests are let in while fewer than {self.most} places are taken; try again shortly"
-        waited = ", and none came free in time" if self.reason is Refused.QUEUE else ""
-        return f"all {self.most} places for searches are taken{waited}; try again shortly"
+            return f"flex requests are admitted only while fewer than {self.most} slots are taken; try again shortly"
+        waited = ", and none became free in time" if self.reason is Refused.QUEUE else ""
+        return f"all {self.most} slots for searches are taken{waited}; try again shortly"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """An owner of requests, with its quota of places."""
+    """An owner of requests, with its quota of slots."""
 
     name: str
-    places: int | None = None
-    """Quota of places held or queued for at once; None: no quota."""
+    slots: int | None = None
+    """Quota of slots held or queued for at once; None: no quota."""
 
 
 @dataclass(eq=False)
-class Place:
+class Slot:
     """A request's right to work at the controller, and the cost of the request."""
 
     owner: Owner
     since: float = field(default_factory=time.monotonic)
-    """When the request got the place, monotonic seconds."""
+    """When the request got the slot, monotonic seconds."""
     charged: int = 0
     """Prompt tokens, and tokens that were generated, or computed again, outside of searches."""
     searches: list[SearchCost] = field(default_factory=list)
@@ -70,10 +70,10 @@ class Place:
         return self.charged + sum(cost.generated_tokens + cost.hook_tokens for cost in self.searches)
 
 
-class Places:
-    """The places of one controller, with a first-in, first-out queue. For use in one event loop.
+class Slots:
+    """The slots of one controller, with a first-in, first-out queue. For use in one event loop.
 
-    Part of the places and of the queue is reserved for requests that are not flex. Flex requests in the queue are
+    Part of the slots and of the queue is reserved for requests that are not flex. Flex requests in the queue are
     served last.
     """
 
@@ -87,31 +87,31 @@ class Places:
     ) -> None:
         """
         Args:
-            count: number of places.
+            count: number of slots.
             queue: length of the queue for them.
             queue_s: queue timeout, seconds.
-            on_freed: called whenever a place is given back.
-            flex_share: a flex request gets a place while less than this share of the places (at least one) is taken,
+            on_freed: called whenever a slot is given back.
+            flex_share: a flex request gets a slot while less than this share of the slots (at least one) is taken,
                 and is queued while less than this share of the queue is used.
         """
         self._on_freed = on_freed
-        self._held: dict[Place, None] = {}
-        """Places in use, oldest first."""
+        self._held: dict[Slot, None] = {}
+        """Slots in use, oldest first."""
         self._promised = 0
-        """Places assigned to queued requests whose tasks have not resumed yet."""
+        """Slots assigned to queued requests whose tasks have not resumed yet."""
         self._waiting: dict[bool, dict[asyncio.Future[None], None]] = {False: {}, True: {}}
         """Queued requests by whether they are flex; oldest first."""
         self._owned: Counter[str] = Counter()
-        """Places held or waited for, by owner."""
+        """Slots held or waited for, by owner."""
         self.resize(count, queue, queue_s, flex_share)
 
     def resize(self, count: int, queue: int, queue_s: float, flex_share: float = 1.0) -> None:
-        """Changes the limits. Requests that hold a place or wait in the queue are not affected."""
+        """Changes the limits. Requests that hold a slot or wait in the queue are not affected."""
         self.count = count
-        """Number of places."""
+        """Number of slots."""
         self._queue_s = queue_s
         self._most = {False: count, True: max(1, int(count * flex_share))}
-        """Limit of taken places, by whether the next request is flex."""
+        """Limit of taken slots, by whether the next request is flex."""
         self._most_waiting = {False: queue, True: int(queue * flex_share)}
         self._pass_on()
 
@@ -127,31 +127,31 @@ class Places:
         """Checks whether a request of this owner would be admitted or queued now. Changes nothing.
 
         Raises:
-            NoPlace: it would be refused.
+            NoSlot: it would be refused.
         """
-        if owner.places is not None and self._owned[owner.name] >= owner.places:
-            raise NoPlace(Refused.OWNER, owner.places, self._retry_after_s())
+        if owner.slots is not None and self._owned[owner.name] >= owner.slots:
+            raise NoSlot(Refused.OWNER, owner.slots, self._retry_after_s())
         if self._is_full(flex) and self.waiting >= self._most_waiting[flex]:
-            raise NoPlace(Refused.FLEX if flex else Refused.PLACES, self._most[flex], self._retry_after_s())
+            raise NoSlot(Refused.FLEX if flex else Refused.PLACES, self._most[flex], self._retry_after_s())
 
     @asynccontextmanager
-    async def hold(self, owner: Owner, flex: bool = False) -> AsyncIterator[Place]:
-        """Holds a place until the end of the block. If all are taken, waits in the queue.
+    async def hold(self, owner: Owner, flex: bool = False) -> AsyncIterator[Slot]:
+        """Holds a slot until the end of the block. If all are taken, waits in the queue.
 
         Raises:
-            NoPlace: the request was refused, or no place came free in time.
+            NoSlot: the request was refused, or no slot came free in time.
         """
         self.check(owner, flex)
         self._owned[owner.name] += 1
         try:
             if self._is_full(flex):
                 await self._wait(flex)
-            place = Place(owner)
-            self._held[place] = None
+            slot = Slot(owner)
+            self._held[slot] = None
             try:
-                yield place
+                yield slot
             finally:
-                del self._held[place]
+                del self._held[slot]
                 self._pass_on()
                 self._on_freed()
         finally:
@@ -160,20 +160,20 @@ class Places:
                 del self._owned[owner.name]
 
     def check_integrity(self) -> list[str]:
-        """Leaked places and queue entries, when no request is at work; empty when all is well."""
+        """Leaked slots and queue entries, when no request is at work; empty when all is well."""
         now = time.monotonic()
-        problems = [f"a place has been held for {now - place.since:.0f} s" for place in self._held]
-        left = {"wait for a place": self.waiting, "places are promised": self._promised}
+        problems = [f"a slot has been held for {now - slot.since:.0f} s" for slot in self._held]
+        left = {"wait for a slot": self.waiting, "slots are promised": self._promised}
         return problems + [f"{count} {what}" for what, count in left.items() if count]
 
     def _is_full(self, flex: bool) -> bool:
         return len(self._held) + self._promised >= self._most[flex]
 
     async def _wait(self, flex: bool) -> None:
-        """Waits in the queue until a place is assigned.
+        """Waits in the queue until a slot is assigned.
 
         Raises:
-            NoPlace: no place came free in time.
+            NoSlot: no slot came free in time.
         """
         assigned = asyncio.get_running_loop().create_future()
         waiting = self._waiting[flex]
@@ -183,17 +183,17 @@ class Places:
                 await assigned
         except BaseException as error:
             if waiting.pop(assigned, assigned) is assigned:
-                # A place was assigned already: pass it on.
+                # A slot was assigned already: pass it on.
                 self._promised -= 1
                 self._pass_on()
             if isinstance(error, TimeoutError):
                 reason = Refused.FLEX if flex else Refused.QUEUE
-                raise NoPlace(reason, self._most[flex], self._retry_after_s()) from None
+                raise NoSlot(reason, self._most[flex], self._retry_after_s()) from None
             raise
         self._promised -= 1
 
     def _pass_on(self) -> None:
-        """Assigns free places to queued requests, the oldest first, flex requests last."""
+        """Assigns free slots to queued requests, the oldest first, flex requests last."""
         for flex, waiting in self._waiting.items():
             while waiting and not self._is_full(flex):
                 assigned = next(iter(waiting))
@@ -203,7 +203,7 @@ class Places:
                     assigned.set_result(None)
 
     def _retry_after_s(self) -> int:
-        """Estimated seconds until a place comes free: half the age of the oldest request, within 1 and 30 s."""
+        """Estimated seconds until a slot comes free: half the age of the oldest request, within 1 and 30 s."""
         oldest = next(iter(self._held), None)
         age = 0.0 if oldest is None else time.monotonic() - oldest.since
         return round(min(30.0, max(1.0, age / 2)))

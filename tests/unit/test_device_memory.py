@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.memory.device_memory import STEP, DoesNotFit, Role, Share, split
 from kvstore.memory.geometry import KVGeometry, KVGroup
-from kvstore.memory.planner import STEP, DoesNotFit, Role, Share, split
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from pydantic import Field
 from deployments.admission.errors import BadRequest
 from deployments.config import LimitSettings
 from deployments.http.chat.schema import ChatRequest
-from deployments.http.chat.search_settings import Planner, excesses, notes
+from deployments.http.chat.search_settings import SettingsResolver, excesses, notes
 from search.caps import CapName, Width
 from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
 from search.strategies.base import Expansion
@@ -38,7 +38,7 @@ def request_of(**fields: Any) -> ChatRequest:
 
 
 def planned(default: dict[str, Any] = DEFAULT, limits: LimitSettings | None = None, **fields: Any) -> SearchSettings:
-    return Planner("m").settings(request_of(**fields), limits or LimitSettings(), default)
+    return SettingsResolver("m").settings(request_of(**fields), limits or LimitSettings(), default)
 
 
 class TestPrecedence:
@@ -108,7 +108,7 @@ class TestTemperatureZero:
         assert settings.strategy.temperature == temperature
         noted = notes(request_of(**fields, temperature=0), settings)
         taken = temperature == 0 or "temperature" in fields.get("search", {})
-        assert [f"{temperature:g} is in force" in note for note in noted] == ([] if taken else [True])
+        assert [f"{temperature:g} is used instead" in note for note in noted] == ([] if taken else [True])
 
     @pytest.mark.parametrize("own", [{}, {"temperature": 0}, {"temperature": 0.7}])
     def test_in_the_search_field_is_used_and_noted(self, own: dict[str, Any]) -> None:
@@ -144,11 +144,11 @@ class TestCaps:
         assert (settings.budget.tokens, settings.max_step_tokens) == (16, 8)
 
     def test_caps_hold_for_the_width_of_a_custom_strategy(self) -> None:
-        planner = Planner("m", {**STRATEGIES, "fan": Fan})
-        strategy = planner.settings(request_of(search={"strategy": "fan"}), TIGHT, DEFAULT).strategy
+        resolver = SettingsResolver("m", {**STRATEGIES, "fan": Fan})
+        strategy = resolver.settings(request_of(search={"strategy": "fan"}), TIGHT, DEFAULT).strategy
         assert strategy.model_dump(include={"name", "fan_out"}) == {"name": "fan", "fan_out": 2}
         with pytest.raises(BadRequest) as refused:
-            planner.settings(request_of(search={"strategy": "fan", "fan_out": 3}), TIGHT, DEFAULT)
+            resolver.settings(request_of(search={"strategy": "fan", "fan_out": 3}), TIGHT, DEFAULT)
         assert (refused.value.param, refused.value.code) == ("search.fan_out", "above_limit")
 
     def test_every_cap_is_a_limit_setting(self) -> None:

@@ -1,4 +1,4 @@
-"""The words of reasoning steps: stems, common words, and words that reverse the meaning of a step."""
+"""English words of mathematical texts: stems, names of operations, and words that reverse a meaning."""
 
 from functools import lru_cache
 
@@ -16,17 +16,6 @@ _OPPOSITE_WORDS = """
     less more fewer increase decrease convex concave true false possible impossible rational irrational prime composite
     parallel perpendicular acute obtuse inside outside
 """
-_COMMON_WORDS = """
-    a an the this that these those there here it its we us our you your he she they their them his her i let lets
-    is are was were be been being am do does did has have had having can could will would shall should may might must
-    of to in on at by for from with into as about over under up out between both each all any some then than so
-    and or but if else when where which what who how why also just only again still now next finally begin start
-    therefore thus hence because since given know need want see note notice recall remember find found finding
-    get gets getting got give gives giving obtain obtaining yield compute computing calculate calculating determine
-    evaluate solve solving work working write rewrite use using apply applying take taking make making look looking
-    step problem question answer result solution final equation expression value number equal equals simplify mean
-    means say says follow follows conclude tell tells show shows via per such easily simply well ok okay total dollar
-"""
 
 
 def operation_of(word: str) -> str | None:
@@ -35,13 +24,8 @@ def operation_of(word: str) -> str | None:
 
 
 def reverses(stem: str) -> bool:
-    """Whether a word with this stem reverses the meaning of a step: ``not``, ``odd``, ``less``."""
+    """Whether a word with this stem reverses the meaning of a sentence: ``not``, ``odd``, ``less``."""
     return stem in _OPPOSITES
-
-
-def is_common(stem: str) -> bool:
-    """Whether a word with this stem is common and says nothing specific about a step."""
-    return stem in _COMMON
 
 
 @lru_cache(4096)
@@ -58,4 +42,3 @@ _OPERATIONS = {
     form: sign for sign, words in _OPERATION_WORDS.items() for word in words.split() for form in (word, stem_of(word))
 }
 _OPPOSITES = frozenset(map(stem_of, _OPPOSITE_WORDS.split()))
-_COMMON = frozenset(map(stem_of, _COMMON_WORDS.split()))
