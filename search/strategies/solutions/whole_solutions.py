@@ -15,10 +15,11 @@ from search.strategies.path_score import path_score
 from search.strategies.solutions.vote_posterior import Standing, is_decided
 from search.tree import Node, NodeStatus, SearchTree
 
-FIRST_ROUND, ROUNDS = 4, 16
+FIRST_ROUND, ROUNDS = 4, 12
 """Under ``risk``, the number of solutions in the first round. Each later round doubles their number, but has at most
 one in ``ROUNDS`` of all. Of votes over 64 solutions of the embedded models (200 validation problems, risk 0.05), rounds
-of 4 need 0.47 of the tokens, rounds of 8 need 0.51, and rounds that double without a limit 0.59."""
+of 5 need 0.48 of the tokens, rounds of 8 need 0.51, and rounds that double without a limit 0.59; rounds of 4 need 0.47,
+and change more answers."""
 Rounds = Annotated[
     tuple[Annotated[Uncapped, Field(ge=1, le=MAX_SAMPLES)], ...],
     Field(strict=False, max_length=MAX_SAMPLES),
@@ -47,7 +48,7 @@ class WholeSolutions(Strategy):
     rounds: Rounds | None = Field(
         None,
         description="Number of solutions in each round under `risk`; what is left of `n` is one more round. Unset: 4 "
-        "in the first, and each doubles their number, up to a sixteenth of `n`.",
+        "in the first, and each doubles their number, up to a twelfth of `n`.",
     )
 
     @model_validator(mode="before")

@@ -165,7 +165,7 @@ POOLS = {
 }
 LEVEL = {"two equal answers": lambda rng: [0.5, 0.5], "three equal answers": lambda rng: [1.0] * 3}
 """The worst questions there are: whichever answer wins, it wins by chance."""
-ROUNDS = {16: [4, 8, 12], 64: [*range(4, 64, 4)]}
+ROUNDS = {16: [4, 8, 12], 64: [4, *range(8, 64, 5)]}
 TRIES = 200
 
 
