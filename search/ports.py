@@ -119,8 +119,24 @@ class ThoughtRequest(NamedTuple):
     """Most tokens behind the thought. ``Branch.max_tokens`` bounds both together."""
 
 
+class AheadSamples(NamedTuple):
+    """What a replica has to know to write solutions of later rounds of this search before it asks for them, as `Ahead`
+    for single steps."""
+
+    seed: int
+    """As in `Ahead`."""
+    first: int
+    """Index below the root of the first solution that this call does not ask for."""
+    number: int
+    """Number of solutions that the search may still ask for, from ``first`` on."""
+    tokens: int
+    """Most tokens of a solution."""
+
+
 class ExpandRequest(NamedTuple):
-    """All branches that a search requests from one generator replica in one call."""
+    """All branches that a search requests from one generator replica in one call. Without any, it says that the search
+    asks for nothing more: what was written ahead for it is given up, and its tokens are in the one group of the
+    reply."""
 
     search_id: str
     expansions: tuple[ExpandItem, ...]
@@ -138,7 +154,7 @@ class ExpandRequest(NamedTuple):
     json_schema: str = ""
     """A JSON schema, as JSON, that what is written satisfies unless a limit cuts it off; empty: any text. Only for
     whole solutions from the root."""
-    ahead: Ahead | None = None
+    ahead: Ahead | AheadSamples | None = None
     """For writing children ahead; None: there are none to expect."""
     thought: ThoughtRequest | None = None
     """Where the generator thinks: its thoughts are no steps (`search.tree.Step.thought`); None: they are cut like any
@@ -179,6 +195,9 @@ class ChildGroup(NamedTuple):
     headroom: Headroom | None = None
     unused_tokens: int = 0
     """Tokens written ahead for this search and given up since the last group."""
+    samples_ahead: int = 0
+    """In the last group of a call: number of solutions of later rounds that the replica has begun. It begins no more
+    until the next call."""
 
 
 class ScoreItem(NamedTuple):

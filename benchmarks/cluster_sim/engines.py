@@ -20,12 +20,14 @@ from benchmarks.cluster_sim.workload import Language
 from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
+from deployments.engines.segments import Until
 from deployments.engines.settings import WriteAheadSetting
 from deployments.engines.write_ahead import CPU, Device, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
 from search.ports import (
+    AheadSamples,
     Branch,
     Child,
     ChildGroup,
@@ -241,8 +243,8 @@ class SimulatedGenerator:
         self.engine.on_step = self._stepped
         self._queue = RequestQueue(costs.max_num_seqs, self._clamp)
         self._feeding: asyncio.Task[None] | None = None
-        self._lengths = {condition: StepLengths() for condition in StopCondition}
-        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths[StopCondition.STEP], _abort, device)
+        self._lengths = {until: StepLengths() for until in Until}
+        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths, _abort, device)
         self.ongoing = 0
         """Open calls, which Serve's routers compare."""
         self.written_tokens = 0
@@ -264,6 +266,8 @@ class SimulatedGenerator:
         Raises:
             GeneratorError: branches are missing at the deadline.
         """
+        if isinstance(request.ahead, AheadSamples):
+            request = request._replace(ahead=None)  # Only steps are written ahead here.
         call = _Call(request)
         self.ongoing += 1
         if self._feeding is None:
@@ -323,7 +327,7 @@ class SimulatedGenerator:
 
     def _submit(self, call: _Call, new: Sequence[tuple[ExpandItem, Branch]]) -> None:
         request = call.request
-        lengths = self._lengths[request.stop_condition]
+        lengths = self._lengths[Until(request.stop_condition)]
         prefixes = {item.parent: self._clamp.prefix(item.prefix, request.cache_salt) for item, _ in new}
         for item, branch in new:
             queued = EngineRequest(
@@ -383,7 +387,7 @@ class SimulatedGenerator:
         if queued.ending is Ending.FINISHED:
             assert queued.output.outputs == child.steps, "another child was written ahead than was asked for"
             tokens = sum(len(step.token_ids) for step in child.steps)
-            self._lengths[call.request.stop_condition].add(tokens)
+            self._lengths[Until(call.request.stop_condition)].add(tokens)
             self.written_tokens += tokens
             call.finished.append(child._replace(cached_tokens=queued.output.cached_tokens))
             call.arrived.set()

@@ -34,6 +34,7 @@ from deployments.engines.settings import WriteAheadSetting
 from deployments.engines.write_ahead import CPU, Device
 from deployments.scaling.homes import BALANCE
 from deployments.scaling.pressure import FULL
+from search.ports import StopCondition
 from search.settings import parse_search
 
 ONE = PoolSize(1, 1)
@@ -166,7 +167,7 @@ def costs_of(cluster: Simulated) -> dict[str, Any]:
         "ahead": {name: sum(each.counts[name] for each in ahead) for name in ahead[0].counts},
         "engine_tokens": sum(replica.engine.generated_tokens for replica in cluster.generators.made),
         "level_s": round(max(each.call_s for each in ahead), 4),
-        "turn_s": round(max(each._turn_s for each in ahead), 4),
+        "turn_s": round(max(each._turn_s[StopCondition.STEP] for each in ahead), 4),
         "refused": cluster.refused,
         "left_over": [left for replica in cluster.generators.made for left in replica.check_integrity()],
     }

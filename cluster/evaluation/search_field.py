@@ -1,11 +1,15 @@
 """The ``search`` field of a request, from command-line options."""
 
 import json
+import re
 
 from pydantic import ValidationError
 
 from search.settings import parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog, catalog_of
+
+BETWEEN_SETTINGS = re.compile(r",(?![^\[]*\])")
+"""A comma outside of a list."""
 
 
 class SearchFieldError(ValueError):
@@ -23,7 +27,7 @@ def search_field(strategy: str, n: int) -> dict[str, object]:
     """
     name, settings, catalog = _parts(strategy)
     given: dict[str, object] = parse_alias(name, catalog) or {"strategy": name}
-    for setting in settings.split(",") if settings else ():
+    for setting in BETWEEN_SETTINGS.split(settings) if settings else ():
         _put(given, setting)
     known = catalog.get(str(given["strategy"]))
     if known is not None and "n" in known.model_fields:

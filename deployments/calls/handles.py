@@ -112,7 +112,9 @@ class HandleGenerator:
         attempts = Attempts("expand", request, self._pool, self._retries, self._telemetry, failure)
         key, deadline = CLIENT_KEY.get(), attempts.deadline
         started = last = time.perf_counter()
-        while outstanding:
+        again = not request.expansions  # Such a call is made once: what it gives up is given up in any case.
+        while outstanding or again:
+            again = False
             async with attempts.next() as envelope:
                 generated, ahead = 0, request.ahead if envelope.ahead else None
                 part = request._replace(expansions=outstanding.expansions, deadline_s=deadline.remaining, ahead=ahead)
@@ -132,7 +134,8 @@ class HandleGenerator:
                 if outstanding:
                     raise ReplicaLost(f"the replica ended with {len(outstanding)} branches unwritten")
                 self._pool.wrote(part, attempts.tried)
-        self._telemetry.metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
+        if request.expansions:
+            self._telemetry.metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search on one replica; if that is lost, from the start on another.

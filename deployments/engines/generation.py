@@ -6,6 +6,7 @@ the tests all use it.
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
@@ -89,6 +90,8 @@ class _Running(StartedEngine):
     """Tokens per KV block."""
     clamp: KVClamp | None
     write_ahead: WriteAhead
+    aborts: Aborts
+    """Of requests that were written ahead."""
 
 
 class GenerationEngine(EngineLifecycle[_Running]):
@@ -138,13 +141,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
         setting = self._settings.write_ahead
         if self._settings.clamp == "shrink":
             setting = "off"  # What a search gets would depend on the memory that this takes.
-        elif setting == "auto" and current_platform.is_cpu() and cpu_threads(self._settings) > 1:
-            setting = "off"  # The reward model's engine uses the same cores: they have no time left.
         device = CPU if current_platform.is_cpu() else GPU
-        write_ahead = WriteAhead(queue, setting, self._lengths[Until.STEP], Aborts(engine).begin, device)
+        if current_platform.is_cpu() and cpu_threads(self._settings) > 1:
+            # No steps under `auto`: the reward model's engine uses the same cores, which have no time left.
+            device = device._replace(least_turn_s=math.inf)
+        aborts = Aborts(engine)
+        write_ahead = WriteAhead(queue, setting, self._lengths, aborts.begin, device)
         chat = ChatEncoder(tokenizer, marks)
         given = GivenTokens(*chat.given_tokens) if marks else GivenTokens()
-        return _Running(engine, counters, queue, chat, splitter, given, eos, block_size, clamp, write_ahead)
+        return _Running(engine, counters, queue, chat, splitter, given, eos, block_size, clamp, write_ahead, aborts)
 
     async def expand(
         self, request: ExpandRequest, alone: bool = False, canary: bool = False
@@ -165,6 +170,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
         if request.model not in ("", self._settings.served_name):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         started, parameters = self._running, cache(partial(self._sampling_params, request))
+        if not request.expansions:
+            unused = await started.write_ahead.release(request.search_id, started.aborts.sent)
+            yield ChildGroup((), self._headroom, unused)
+            return
         try:
             with started.write_ahead.call(
                 request, parameters(Until(request.stop_condition), bool(request.json_schema))
@@ -190,7 +199,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                         written = [(child, done) for done in finished if (child := self._child(call, parameters, done))]
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0
-                            yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused)
+                            samples = ahead.samples_at_last() if ahead is not None and not call.pending else 0
+                            yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused, samples)
                         if ahead is not None:
                             # Not before: starting requests takes time, and the children are needed now.
                             ahead.wrote((child, _path(done)) for child, done in written)

@@ -179,8 +179,8 @@ class AheadSource(Protocol):
         ...
 
     @property
-    def beside(self) -> int:
-        """Number of requests in demand beside which they start."""
+    def has_time(self) -> bool:
+        """Whether the next one may start beside the requests in demand."""
         ...
 
     def next_request(self) -> EngineRequest | None:
@@ -268,6 +268,10 @@ class RequestQueue:
     def demand(self) -> int:
         """Number of live requests that a call has made or adopted."""
         return len(self._alive[False])
+
+    def demand_of(self, search_id: str) -> int:
+        """Number of a search's requests among ``demand``."""
+        return sum(request.search_id == search_id for request in self._alive[False].values())
 
     @property
     def queued(self) -> int:
@@ -394,7 +398,7 @@ class RequestQueue:
 
     def _start_ahead(self) -> EngineRequest | None:
         """Starts a request that is written ahead, if the engine has time and memory for it."""
-        if self.ahead is None or self.demand > self.ahead.beside or self._running >= self._batch:
+        if self.ahead is None or self._running >= self._batch or not self.ahead.has_time:
             return None
         if self._since_step >= AHEAD_PER_STEP and self._running:
             return None

@@ -388,5 +388,6 @@ class GeneratorSettings(EngineSettings):
     write_ahead: WriteAheadSetting = Field(
         "auto",
         description="Number of children that an idle replica generates before their search requests them, as a "
-        "multiple of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none.",
+        "multiple of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none, "
+        "and no solutions of later rounds of a vote either.",
     )

@@ -93,8 +93,8 @@ class SearchCost(BaseModel):
     ahead_branches: int = 0
     """Branches that the generator had begun before the search asked for them."""
     unused_tokens: int = 0
-    """Tokens that the generator wrote ahead for this search and nobody asked for, but for those of its last round. They
-    are not among ``generated_tokens``."""
+    """Tokens that the generator wrote ahead for this search and nobody asked for: of steps, but for those of its last
+    round; of whole solutions, all. They are not among ``generated_tokens``."""
     hook_calls: int = Field(0, exclude_if=_is_zero)
     """Calls of the step hook that ended, failed ones included."""
     hook_tokens: int = Field(0, exclude_if=_is_zero)

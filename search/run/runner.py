@@ -18,6 +18,7 @@ from search.budget import BudgetMeter
 from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     Ahead,
+    AheadSamples,
     ChildGroup,
     ExpandRequest,
     Lane,
@@ -58,6 +59,8 @@ UNLIMITED_S = 86_400.0
 """Deadline sent to the ports when the search has no time limit, seconds."""
 SCORE_BATCH_WAIT_S = 0.25
 """Longest time that a scorer call waits for more steps to join its batch, seconds."""
+GIVE_UP_S = 1.0
+"""Longest wait at the end of a search for the tokens that were written ahead in vain, seconds."""
 SELECT_S = 10.0
 """Time to read the answers that a search has even after its deadline, seconds. Less than the grace that its caller
 allows."""
@@ -209,6 +212,8 @@ class _Search:
         self._results = Results(tree, limits, self._meter, cost)
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
         self._rounds = 0
+        self._samples_ahead = 0
+        """Number of solutions that the generator has begun and that the search has not requested."""
         self._arrived: list[Node] = []
         """Nodes that completed since the strategy's last ``observe``."""
         self._unscored: list[Sequence[Node]] = []
@@ -249,6 +254,8 @@ class _Search:
     async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome: answered by the candidates, or without a finished one by the paths that were finished with the
         rest of the budget, or by the best unfinished path."""
+        if self._samples_ahead:
+            await self._give_up_ahead()
         candidates = self._strategy.candidates(self._tree)
         ends = await answering_paths(candidates, self._tree)
         alike = ends is not candidates
@@ -381,6 +388,7 @@ class _Search:
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
+        self._samples_ahead = arrived.samples_ahead
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
@@ -532,12 +540,30 @@ class _Search:
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
-    def _ahead(self, branches: Branches) -> Ahead | None:
+    async def _give_up_ahead(self) -> None:
+        """Has the generator give up the solutions that it has begun ahead, and counts their tokens."""
+        deadline_s = min(GIVE_UP_S, self._deadline_s())
+        sampling, condition = self._strategy.sampling, StopCondition.SOLUTION
+        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, deadline_s)
+        with suppress(GeneratorError, TimeoutError):
+            async with asyncio.timeout(deadline_s), _closing(self._generator.expand(request)) as stream:
+                async for group in stream:
+                    self._cost.unused_tokens += group.unused_tokens
+
+    def _ahead(self, branches: Branches) -> Ahead | AheadSamples | None:
         """What the generator has to know to write children of these ahead; None if none are to be expected."""
+        if branches[0].is_lookahead:
+            return None
+        if (request := requested(branches[0])).whole:
+            later = self._strategy.later_samples(self._tree)
+            thought = self._thought(branches)
+            apart = thought is not None and (thought.closes or not thought.max_tokens or bool(self._json_schema))
+            if later is None or apart:  # Where the thought is a segment of its own, what follows it is not known yet.
+                return None
+            fitting = int(min(later, self._meter.tokens.remaining / request.tokens))
+            return AheadSamples(self._seed, self._tree.root.asked, fitting, request.tokens)
         expected = self._strategy.expected_children
-        if self._hook is not None:
-            return None  # The hook may change a step that others would be written below.
-        if expected is None or branches[0].is_lookahead or requested(branches[0]).whole:
+        if expected is None or self._hook is not None:  # The hook may change a step that others would be written below.
             return None
         limits, tree = self._limits, self._tree
         parents = dict.fromkeys(node.parent for node in branches if node.parent is not None)

@@ -109,6 +109,12 @@ class Strategy(BaseModel, ABC):
         nothing can be said. A generator that has nothing else to do begins some of them early."""
         return None
 
+    def later_samples(self, tree: SearchTree) -> int | None:
+        """The number of children of the root, each a whole solution, that the search may still request once those in
+        flight are complete; None for a search without rounds of whole solutions. A generator that has nothing else to
+        do begins some of them early."""
+        return None
+
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree

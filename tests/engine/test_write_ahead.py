@@ -18,6 +18,7 @@ from deployments.engines.settings import WriteAheadSetting
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ScoreRequest
 from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.run.solver import ProcessSolver
 from search.settings import parse_search
@@ -34,6 +35,8 @@ SEARCHES: Sequence[dict[str, Any]] = (
     {"strategy": "greedy"},
     {"strategy": "self_consistency", "n": 4},
     {"strategy": "best_of_n", "n": 4},
+    {"strategy": "self_consistency", "n": 12, "risk": 0.2, "rounds": [2, 3]},
+    {"strategy": "best_of_n", "n": 8, "risk": 0.0, "rounds": [2, 2]},
     {"strategy": "beam_search", "n": 8, "m": 4},
     {"strategy": "beam_search", "n": 8, "m": 4, "merge_siblings": False},
     {"strategy": "beam_search", "n": 4, "m": 4, "temperature": 0.0},
@@ -90,13 +93,18 @@ class Pair:
         self.before: dict[str, int] = {}
         """The engine's counters before the test: other tests use the engine, too."""
 
-    async def tree(self, case: Case) -> dict[str, Any]:
-        """The tree of a search, and its answer."""
+    async def searched(self, case: Case) -> SearchOutcome:
         settings = parse_search(SEARCHES[case.search] | {"seed": case.problem})
         search_id = f"search {next(self._numbers)}"
         token_ids = prompt(self.generation, case.question)
         outcome = await run_search(case.question, token_ids, settings, self.environment, search_id=search_id)
-        assert outcome.cost.ahead_branches == 0 or SEARCHES[case.search]["strategy"] not in NEVER_AHEAD
+        search = SEARCHES[case.search]
+        assert outcome.cost.ahead_branches == 0 or "risk" in search or search["strategy"] not in NEVER_AHEAD
+        return outcome
+
+    async def tree(self, case: Case) -> dict[str, Any]:
+        """The tree of a search, and its answer."""
+        outcome = await self.searched(case)
         return {**tree_as_json(outcome.tree), "answer": outcome.selection.answer}
 
     async def trees(
@@ -212,6 +220,27 @@ async def test_trees_are_the_same_beside_searches_that_are_cancelled(
     assert number + more > len(CASES)
     assert pair.counts()["ahead_adopted"] > before["ahead_adopted"]
     await assert_tidy(pair)
+
+
+async def test_solutions_of_later_rounds_are_written_ahead_where_steps_are_not(
+    shared_pair: Pair, generation: GenerationEngine
+) -> None:
+    """With `auto`, which begins no steps on a CPU of several cores. Once a search has its answer, nothing that was
+    written ahead for it is left, and its tokens are in the search's cost."""
+    book = generation._running.write_ahead
+    setting, book.setting = book.setting, "auto"
+    shared_pair.before = generation.stats()
+    costs = []
+    for case in CASES:
+        if "risk" in SEARCHES[case.search]:
+            costs.append((await shared_pair.searched(case)).cost)
+            assert book.check_integrity() == []
+    book.setting = setting
+    begun, adopted, _, unused = (shared_pair.counts()[name] - shared_pair.before[name] for name in COUNTERS)
+    assert sum(cost.ahead_branches for cost in costs) == adopted > 0
+    assert sum(cost.unused_tokens for cost in costs) == unused
+    assert begun >= adopted
+    await assert_tidy(shared_pair)
 
 
 @pytest.mark.long

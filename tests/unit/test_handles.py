@@ -421,6 +421,23 @@ async def test_only_the_first_group_gives_back() -> None:
     assert [part.least for part in handle.requests[1].expansions] == [1, 1]
 
 
+async def test_a_call_without_branches_is_made_once_and_tells_the_tokens_that_were_given_up() -> None:
+    async def gives_up(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((), Headroom(1, 4, 0, 0), 7)
+
+    handle = Handle(gives_up)
+    groups = [group async for group in HandleGenerator(handle, RETRIES).expand(request()._replace(expansions=()))]
+    assert [group.unused_tokens for group in groups] == [7]
+    assert [asked.expansions for asked in handle.requests] == [()]
+
+
+async def test_a_call_without_branches_is_not_made_again() -> None:
+    """What it would give up is gone with its replica."""
+    handle = Handle(raises(ConnectionResetError("gone")))
+    assert [group async for group in HandleGenerator(handle, RETRIES).expand(request()._replace(expansions=()))] == []
+    assert len(handle.requests) == 1
+
+
 async def test_a_replica_that_dies_before_its_first_group_has_given_nothing_back() -> None:
     handle = Handle(raises(ActorDiedError()), gives_back(1, 1))
     assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]

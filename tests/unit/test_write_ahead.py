@@ -1,5 +1,6 @@
 """The book of what is written ahead: what is adopted, what is given up, and what it may take from demand."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,11 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deployments.engines import write_ahead
 from deployments.engines.request_queue import AHEAD_PER_STEP, Ending, EngineRequest, RequestQueue
+from deployments.engines.segments import Until
 from deployments.engines.settings import WriteAheadSetting
 from deployments.engines.write_ahead import (
     CPU,
@@ -27,7 +30,17 @@ from deployments.engines.write_ahead import (
 )
 from kvstore.memory.clamp import AHEAD_FREE, KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger
-from search.ports import Ahead, Child, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from search.ports import (
+    Ahead,
+    AheadSamples,
+    Child,
+    ExpandItem,
+    ExpandRequest,
+    Lane,
+    Sampling,
+    StopCondition,
+    branch_seed,
+)
 from search.tree import NodeId, Step, StepEnd
 
 BLOCK = 4
@@ -36,6 +49,7 @@ SEED = 7
 STEP_TOKENS = 8
 PATH_TOKENS = 40
 MAX_DEPTH = 4
+SOLUTION_TOKENS = 30
 SETTING = 2.0
 WIDTH = 3
 PROMPT = (1, 2, 3)
@@ -91,7 +105,7 @@ class Engine:
         self.device = device
         self.clamp = KVClamp(KVLedger(blocks, BLOCK)) if blocks else None
         self.queue = RequestQueue(BATCH, self.clamp)
-        self.book = WriteAhead(self.queue, setting, StepLengths(), self._aborted, device)
+        self.book = WriteAhead(self.queue, setting, {until: StepLengths() for until in Until}, self._aborted, device)
         self.running: list[EngineRequest] = []
         self.begun: list[EngineRequest] = []
         """Every request that was started ahead."""
@@ -120,7 +134,8 @@ class Engine:
                 self.since_step += 1
                 self.begun.append(request)
                 assert waiting == 0, "demand goes first"
-                assert demand <= self.device.beside
+                own = sum(each.search_id == request.search_id and not each.ahead for each in self.alive)
+                assert demand - (own if request.params.max_tokens == SOLUTION_TOKENS else 0) <= self.device.beside
                 assert running < BATCH
                 assert self.since_step <= AHEAD_PER_STEP or running == 0
                 if self.clamp is not None:
@@ -190,6 +205,8 @@ class Call:
     most: int = WIDTH
     whole: bool = False
     """Whether it asks for whole solutions."""
+    later: tuple[int, int] | None = None
+    """Where it asks for whole solutions in rounds: index and number of those of later rounds."""
     seed: int = SEED
     thoughts: tuple[tuple[NodeId, str], ...] = ()
     open: dict[EngineRequest, Wanted] = field(default_factory=dict)
@@ -201,17 +218,20 @@ class Call:
     @property
     def request(self) -> ExpandRequest:
         limits = STEP_TOKENS, PATH_TOKENS, MAX_DEPTH
+        ahead: Ahead | AheadSamples | None
         ahead = Ahead(self.seed, self.children, self.most, *limits, self.merges, self.thoughts)
+        if self.whole:
+            ahead = self.later and AheadSamples(self.seed, *self.later, SOLUTION_TOKENS)
         return ExpandRequest(
             self.search_id,
-            (),
+            (ExpandItem((), PROMPT, ()),),
             Sampling(self.temperature),
             StopCondition.SOLUTION if self.whole else StopCondition.STEP,
             Lane.DEMAND,
             60.0,
             self.logprobs,
             self.salt,
-            ahead=None if self.whole else ahead,
+            ahead=ahead,
         )
 
     def begin(self, *branches: Wanted) -> "Call":
@@ -684,6 +704,199 @@ def test_children_that_are_never_begun_are_not_kept(clock: Clock) -> None:
     assert len(engine.book._wanted) < 2000
 
 
+# Whole solutions of later rounds.
+
+
+def solutions(engine: Engine, indices: range, n: int = 12, search_id: str = "search", seed: int = SEED) -> Call:
+    """A call that asks for these solutions of ``n``."""
+    asked = [
+        wanted((), index, PROMPT, max_tokens=SOLUTION_TOKENS, seed=branch_seed(seed, (), index)) for index in indices
+    ]
+    later = indices.stop, n - indices.stop
+    return Call(engine, search_id, whole=True, later=later, seed=seed).begin(*asked)
+
+
+def written_ahead(requests: Sequence[EngineRequest]) -> list[int]:
+    """The indices of solutions that were written ahead."""
+    index = {branch_seed(SEED, (), number): number for number in range(20)}
+    return [index[each.params.seed] for each in requests if each.ahead]
+
+
+def test_solutions_of_all_later_rounds_are_begun_and_adopted_in_their_rounds(clock: Clock) -> None:
+    engine = Engine(clock)
+    first = solutions(engine, range(4))
+    assert written_ahead(engine.start()) == [*range(4, 12)], "at once, beside the demand of their own search"
+    early = dict(zip(range(4, 12), engine.begun, strict=True))
+    engine.finish(early[5])
+    engine.finish(early[9])
+    first.write()
+    first.end()
+    second = solutions(engine, range(4, 8))
+    assert [branch.index for branch in second.adopted.values()] == [4, 5, 6, 7]
+    assert [*second.adopted] == [early[index] for index in range(4, 8)]
+    second.write()
+    second.end()
+    third = solutions(engine, range(8, 12))
+    assert [*third.adopted] == [early[index] for index in range(8, 12)]
+    third.write()
+    third.end()
+    assert engine.book.counts["ahead_begun"] == engine.book.counts["ahead_adopted"] == 8
+    assert engine.book.counts["ahead_unused_tokens"] == 0
+    clock.pass_time(MOST_LINGER_S)
+    assert_idle(engine)
+
+
+def test_no_solutions_are_begun_beside_the_demand_of_others(clock: Clock) -> None:
+    engine = Engine(clock)
+    other = engine.submit()
+    call = solutions(engine, range(4))
+    assert written_ahead(engine.start()) == []
+    engine.finish(other)
+    assert written_ahead(engine.start()) == [*range(4, 12)]
+    call.write()
+
+
+def test_two_searches_do_not_write_ahead_beside_each_other(clock: Clock) -> None:
+    engine = Engine(clock)
+    calls = solutions(engine, range(4)), solutions(engine, range(4), search_id="another")
+    assert written_ahead(engine.start()) == []
+    calls[1].write()
+    assert calls[1].ahead is not None
+    assert calls[1].ahead.samples_at_last() == 0
+    assert written_ahead(engine.start()) == [*range(4, 12)]
+
+
+def test_children_of_steps_are_begun_before_solutions(clock: Clock) -> None:
+    engine = Engine(clock, device=CPU._replace(beside=4))
+    others = [engine.submit() for _ in range(5)]
+    call = solutions(engine, range(2), n=4)
+    [(_, path)] = first_call(engine, search_id="steps")
+    assert not engine.begun
+    for other in others[:3]:
+        engine.finish(other)
+    assert [each.token_ids for each in engine.start()] == [path, path, PROMPT, PROMPT]
+    call.write()
+
+
+def test_nothing_is_begun_between_the_last_solution_of_a_round_and_the_next_round(clock: Clock) -> None:
+    """The search may be decided: then nobody asks for more."""
+    engine = Engine(clock)
+    other = engine.submit()
+    call = solutions(engine, range(4))
+    call.write()
+    assert call.ahead is not None
+    assert call.ahead.samples_at_last() == 0
+    engine.finish(other)
+    call.end()
+    assert engine.start() == []
+    call = solutions(engine, range(4, 8))
+    assert written_ahead(engine.start()) == [*range(8, 12)]
+    call.write()
+
+
+def test_the_last_solutions_say_how_many_were_begun(clock: Clock) -> None:
+    engine = Engine(clock)
+    call = solutions(engine, range(4))
+    engine.start()
+    engine.finish(engine.begun[0])
+    engine.book.give_up([engine.begun[1]])
+    call.write()
+    assert call.ahead is not None
+    assert call.ahead.samples_at_last() == 7
+
+
+async def test_a_search_that_has_ended_gives_everything_up_and_learns_its_tokens() -> None:
+    """Those that the engine has finished, and those that it is still writing."""
+    with clocked() as clock:
+        engine = Engine(clock)
+        call = solutions(engine, range(4))
+        engine.start()
+        engine.finish(engine.begun[0], tokens=5)
+        call.write()
+        call.end()
+        waited: list[int] = []
+
+        async def aborted() -> None:
+            waited.append(engine.wasted)
+
+        assert await engine.book.release("search", aborted) == 5 + 7 * 1
+        assert waited == [7]
+        assert await engine.book.release("search", aborted) == 0
+        assert engine.alive == []
+        assert_idle(engine)
+
+
+def test_solutions_whose_place_demand_has_taken_are_requested_like_others(clock: Clock) -> None:
+    engine = Engine(clock)
+    first = solutions(engine, range(4))
+    engine.start()
+    demand = [engine.submit() for _ in range(6)]
+    assert engine.start() == demand
+    first.write()
+    first.end()
+    second = solutions(engine, range(4, 8))
+    assert [branch.index for branch in second.adopted.values()] == [4, 5]
+    assert len(second.open) == 4
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.5}, {"logprobs": True}, {"salt": "other"}])
+def test_solutions_of_another_kind_are_not_adopted(clock: Clock, changes: dict[str, Any]) -> None:
+    engine = Engine(clock)
+    first = solutions(engine, range(4))
+    engine.start()
+    first.write()
+    first.end()
+    branch = wanted((), 4, PROMPT, max_tokens=SOLUTION_TOKENS)
+    call = Call(engine, whole=True, later=(5, 7), **changes).begin(branch)
+    assert not call.adopted
+    assert not engine.ahead
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_whatever_happens_solutions_are_those_that_are_asked_for(data: st.DataObject) -> None:
+    """Two votes in rounds take turns beside other demand; `Call` checks what it adopts."""
+    with clocked() as clock:
+        engine = Engine(clock, blocks=data.draw(st.sampled_from([None, 60])), device=CPU._replace(beside=2))
+        written = dict.fromkeys("ab", 0)
+        calls: dict[str, Call] = {}
+        others: list[EngineRequest] = []
+        for _ in range(data.draw(st.integers(1, 25))):
+            name = data.draw(st.sampled_from("ab"))
+            what = data.draw(st.sampled_from(["call", "start", "finish", "end", "end", "submit", "wait", "close"]))
+            if what == "call" and name not in calls and written[name] < 12:
+                number = data.draw(st.integers(1, min(4, 12 - written[name])))
+                begin = written[name]
+                calls[name] = solutions(engine, range(begin, begin + number), search_id=name)
+                written[name] += number
+            elif what == "start":
+                engine.step()
+                engine.start()
+            elif what == "finish" and engine.alive:
+                engine.finish(data.draw(st.sampled_from(engine.alive)))
+            elif what == "end" and name in calls:
+                call = calls.pop(name)
+                call.write()
+                assert call.ahead is not None
+                call.ahead.samples_at_last()
+                call.end()
+            elif what == "submit":
+                others.append(engine.submit())
+            elif what == "wait":
+                clock.pass_time(data.draw(st.floats(0, MOST_LINGER_S)))
+            elif what == "close" and name in calls:
+                calls.pop(name).close()
+                assert not engine.queue.searches[name]
+        for call in calls.values():
+            call.close()
+        for each in others:
+            if each.ending is None:
+                engine.queue.end(each, Ending.ABORTED)
+        clock.pass_time(MOST_LINGER_S + 1)
+        assert_idle(engine)
+        assert engine.start() == []
+
+
 # Whatever happens.
 
 
@@ -830,6 +1043,31 @@ def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
 
 def test_auto_begins_nothing_where_rewards_come_soon(clock: Clock) -> None:
     assert auto_after(clock, 0.9 * CPU.least_turn_s).extent == 0
+
+
+def test_votes_do_not_change_how_far_auto_goes(clock: Clock) -> None:
+    book = auto_after(clock, 0.5)
+    before = book.extent
+    engine = Engine(clock, setting="auto")
+    engine.book = book
+    engine.queue = book._queue
+    for begin in (0, 4):
+        vote = solutions(engine, range(begin, begin + 4), search_id="vote")
+        clock.pass_time(9.0)
+        vote.write()
+        vote.end()
+    assert book.extent == before > 0
+
+
+def test_nothing_but_solutions_is_written_ahead_where_there_is_no_time_for_steps(clock: Clock) -> None:
+    engine = Engine(clock, setting="auto", device=CPU._replace(least_turn_s=math.inf))
+    steps = Call(engine, search_id="steps").begin(wanted((), 0, PROMPT))
+    assert steps.ahead is None
+    steps.write()
+    steps.end()
+    vote = solutions(engine, range(4))
+    assert written_ahead(engine.start()) == [*range(4, 12)]
+    vote.write()
 
 
 def test_auto_on_a_gpu_begins_from_the_first_step_on(clock: Clock) -> None:

@@ -9,8 +9,6 @@ class BestOfN(WholeSolutions):
     """Writes whole solutions, scores every step, takes the best answer.
 
     Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
-
-    One seed gives one tree whatever the order of arrival, unless ``margin`` is set.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("best",)

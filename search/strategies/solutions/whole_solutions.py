@@ -1,57 +1,134 @@
 """Base of best-of-N and self-consistency: N whole solutions below the root."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from search.answers.voting import SelectionRule
 from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import path_score
-from search.tree import SearchTree
+from search.strategies.solutions.vote_posterior import Standing, is_decided
+from search.tree import Node, NodeStatus, SearchTree
+
+FIRST_ROUND, ROUNDS = 4, 12
+"""Under ``risk``, the number of solutions in the first round. Each later round doubles their number, but has at most
+one in ``ROUNDS`` of all. Of votes over 64 solutions of the embedded models (200 validation problems, risk 0.05), rounds
+of 5 need 0.48 of the tokens, rounds of 8 need 0.51, and rounds that double without a limit 0.59; rounds of 4 need 0.47,
+and change more answers."""
+Rounds = Annotated[
+    tuple[Annotated[Uncapped, Field(ge=1, le=MAX_SAMPLES)], ...],
+    Field(strict=False, max_length=MAX_SAMPLES),
+]
+FORMER = ("early_stop", "margin", "margin_after")
+"""Settings that ``risk`` has replaced."""
 
 
 class WholeSolutions(Strategy):
-    """Writes ``n`` solutions independently of each other.
+    """Writes ``n`` solutions independently of each other, or under ``risk`` fewer, in rounds.
 
-    With ``margin`` it may stop before all of them have arrived (the rule of SPEX, which uses 0.5). Then the order of
-    arrival decides which solutions it waits for, and the answer may differ from that of all ``n``.
+    A round is requested when all solutions before it are complete and the vote over them is not decided. So neither the
+    clock nor the order of arrival decides which solutions vote.
     """
 
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
 
-    n: Width = Field(16, description="Number of solutions to write.")
-    margin: float | None = Field(
+    n: Width = Field(16, description="Number of solutions to write; under `risk`, the maximum.")
+    risk: float | None = Field(
         None,
         ge=0.0,
-        le=MAX_SAMPLES,
-        description="Stop when the leading answer is ahead of the next by this many mean weights, although it might "
-        "still lose.",
+        le=0.5,
+        description="Write the solutions in rounds, and stop when the leading answer would lose the vote of all `n` "
+        "with this probability at most. 0: when it cannot lose. Unset: write all `n` at once.",
     )
-    margin_after: Uncapped = Field(
-        4, ge=1, le=MAX_SAMPLES, description="Minimum number of solutions before `margin` may stop the search."
+    rounds: Rounds | None = Field(
+        None,
+        description="Number of solutions in each round under `risk`; what is left of `n` is one more round. Unset: 4 "
+        "in the first, and each doubles their number, up to a twelfth of `n`.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_former(cls, given: Any) -> Any:
+        """Refuses the settings that ``risk`` has replaced, and says so."""
+        if isinstance(given, Mapping) and (former := [name for name in FORMER if name in given]):
+            fault = PydanticCustomError(
+                "replaced", "replaced by `risk`: 0 stops when the answer cannot change, 0.05 when it probably will not"
+            )
+            faults = [InitErrorDetails(type=fault, loc=(name,), input=given) for name in former]
+            raise ValidationError.from_exception_data(cls.__name__, faults)
+        return given
+
+    @model_validator(mode="after")
+    def _risk_fits(self) -> Self:
+        if self.rounds is not None and self.risk is None:
+            raise _fault(self, "rounds", "needs `risk`: without it all `n` solutions are written at once")
+        if self.risk is not None and self.selection is SelectionRule.NAIVE:
+            raise _fault(self, "risk", "needs a vote: `selection` may be weighted or majority, not naive")
+        return self
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         # Only when nothing is in flight: the grants of a tight budget then do not depend on the order of arrival.
-        missing = self.n - tree.root.asked
-        return [Expansion(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
+        asked = tree.root.asked
+        if tree.in_flight or asked >= self.n:
+            return []
+        ends = self._round_ends
+        if asked in ends and self._decided(tree):
+            return []
+        return [Expansion(tree.root, next(end for end in ends if end > asked) - asked)]
 
-    def finished(self, tree: SearchTree) -> bool:
-        return self.margin is not None and self._far_ahead(tree, self.margin)
+    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
+        if self.risk is not None:
+            for node in arrived:  # As they come: those of a whole round would hold up the event loop.
+                if node.status is NodeStatus.TERMINAL:
+                    tree.answer_of(node)
 
-    def _far_ahead(self, tree: SearchTree, margin: float) -> bool:
-        ended = self.candidates(tree)
-        if tree.ended(tree.deepest) < self.margin_after:
+    def later_samples(self, tree: SearchTree) -> int | None:
+        return None if self.risk is None else self.n - tree.root.asked
+
+    @property
+    def _round_ends(self) -> list[int]:
+        """The number of solutions requested by the end of each round, ``n`` at last."""
+        ends = [*accumulate(self.rounds or ())]
+        if self.risk is not None and not ends:
+            ends, most = [FIRST_ROUND], max(FIRST_ROUND, self.n // ROUNDS)
+            while ends[-1] < self.n:
+                ends.append(ends[-1] + min(ends[-1], most))
+        return [end for end in ends if end < self.n] + [self.n]
+
+    def _decided(self, tree: SearchTree) -> bool:
+        """Whether the vote is decided; see `is_decided`. Answers are compared by their canonical spelling, which is
+        stricter than the comparison of the vote: two rivals may turn out to be one answer."""
+        if self.risk is None:
             return False
-        weights: dict[str, float] = {}
-        whole = 0.0
-        for node in ended:
-            score = path_score(node, self.aggregation)
+        weighted = self.selection is SelectionRule.WEIGHTED and self.needs_rewards
+        standings: dict[str, Standing] = {}
+        written = tree.root.children.values()
+        for sample in written:
+            end = _end(sample)
+            score = path_score(end, self.aggregation) if weighted else None
             weight = 1.0 if score is None else score
-            whole += weight * node.count
-            if (spelling := tree.spelling_of(node)) is not None:
-                weights[spelling] = weights.get(spelling, 0.0) + weight * node.count
-        first, second = [*sorted(weights.values(), reverse=True), 0.0, 0.0][:2]
-        return first - second > margin * whole / tree.ended(tree.deepest)
+            if not 0.0 <= weight <= 1.0:
+                return False  # What the missing weights can still do has no bound then.
+            if (spelling := tree.spelling_of(end)) is not None:
+                samples, before = standings.get(spelling, Standing(0, 0.0))
+                standings[spelling] = Standing(samples + 1, before + weight)
+        unread = len(written) - sum(standing.samples for standing in standings.values())
+        return is_decided([*standings.values()], unread, self.n - tree.root.asked, self.risk, weighted)
+
+
+def _end(sample: Node) -> Node:
+    """The last node of a solution, or of the one that it repeats."""
+    while sample.children:
+        [sample] = sample.children.values()
+    return sample.first
+
+
+def _fault(strategy: Strategy, name: str, message: str) -> ValidationError:
+    fault = PydanticCustomError("value_error", "{message}", {"message": message})
+    given = InitErrorDetails(type=fault, loc=(name,), input=getattr(strategy, name))
+    return ValidationError.from_exception_data(type(strategy).__name__, [given])

@@ -418,7 +418,10 @@ class TestSearchField:
                 "ab_mcts:budget.tokens=900,budget.nodes=50",
                 {"strategy": "ab_mcts", "budget": {"tokens": 900, "nodes": 50}},
             ),
-            ("sc-4:early_stop=true", {"strategy": "self_consistency", "n": 4, "early_stop": True}),
+            (
+                "sc-4:risk=0.05,rounds=[1,1,2],max_depth=8",
+                {"strategy": "self_consistency", "n": 4, "risk": 0.05, "rounds": [1, 1, 2], "max_depth": 8},
+            ),
         ],
     )
     def test_settings_follow_the_name(self, written: str, field: dict[str, Any]) -> None:

@@ -122,6 +122,12 @@ class TestTemperatureZero:
             assert notes(request_of(**fields), planned(**fields)) == ()
 
 
+def test_a_setting_that_was_replaced_is_refused_with_what_replaces_it() -> None:
+    with pytest.raises(BadRequest, match="replaced by `risk`") as refused:
+        planned(search={"strategy": "self_consistency", "early_stop": True})
+    assert refused.value.param == "search.early_stop"
+
+
 class TestCaps:
     @pytest.mark.parametrize(("strategy", "path"), CAPPED)
     def test_no_request_exceeds_a_cap_whatever_the_setting_is_called(self, strategy: str, path: str) -> None:

@@ -4,8 +4,18 @@ from hypothesis import strategies as st
 
 SEARCHES = st.one_of(
     st.just({"strategy": "greedy"}),
-    st.builds(lambda n: {"strategy": "self_consistency", "n": n}, st.integers(1, 8)),
-    st.builds(lambda n: {"strategy": "best_of_n", "n": n}, st.integers(1, 8)),
+    st.builds(
+        lambda name, n, own: {"strategy": name, "n": n, **own},
+        st.sampled_from(["self_consistency", "best_of_n"]),
+        st.integers(1, 8),
+        st.one_of(
+            st.just({}),
+            st.fixed_dictionaries(
+                {"risk": st.sampled_from([0.0, 0.1, 0.5])},
+                optional={"rounds": st.lists(st.integers(1, 4), min_size=1, max_size=3)},
+            ),
+        ),
+    ),
     st.builds(
         lambda kept, m, depth: {
             "strategy": "beam_search",

@@ -56,7 +56,7 @@ def test_the_counts_without_a_cap_are_these() -> None:
         for setting, field in strategy.model_fields.items()
         if Cap(None) in field.metadata
     }
-    assert uncapped == {"iterations", "lookahead", "margin_after", "top_k"}
+    assert uncapped == {"iterations", "lookahead", "top_k"}
 
 
 def test_the_cap_of_a_new_width_is_found_through_its_type() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from search_fakes import PROMPT, search
 from search_settings import LIMITS, SEARCHES, VARIETY
 
-from search.ports import StopCondition, branch_seed
+from search.ports import Ahead, AheadSamples, StopCondition, branch_seed
 from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
 
@@ -55,8 +55,14 @@ def test_what_a_search_asks_for_follows_from_what_it_said_before(
 ) -> None:
     """Every branch below a step has the seed and the length that follow from the request that wrote the step."""
     bench, _ = search(wanted | limits, order, variety)
-    before = None
+    before, samples = None, None
     for request in bench.generator.requests:
+        if isinstance(samples, AheadSamples):
+            for branch in request.expansions[0].branches:
+                assert branch.seed == branch_seed(samples.seed, (), branch.index)
+                assert 0 <= branch.index - samples.first < samples.number
+                assert branch.max_tokens == samples.tokens
+        samples = request.ahead
         ahead = request.ahead if before is not None else None
         if ahead is not None:
             assert ahead == before
@@ -67,7 +73,7 @@ def test_what_a_search_asks_for_follows_from_what_it_said_before(
                     assert branch.seed == branch_seed(ahead.seed, item.parent, branch.index)
                     assert branch.max_tokens == min(ahead.step_tokens, ahead.path_tokens - len(item.prefix))
                     assert branch.max_tokens > 0
-        before = request.ahead
+        before = request.ahead if isinstance(request.ahead, Ahead) else None
         if before is not None:
             assert before.path_tokens == len(PROMPT) + limits["max_path_tokens"]
             assert before.children <= before.most_children
@@ -81,7 +87,7 @@ def test_the_children_of_merged_siblings_are_asked_for_below_the_first(
     bench, _ = search(wanted, order, variety)
     texts = {node.id: node.step.text for node in bench.tree.nodes if node.step is not None}
     for request in bench.generator.requests:
-        if request.ahead is None or not request.ahead.merges:
+        if not isinstance(request.ahead, Ahead) or not request.ahead.merges:
             continue
         for item in request.expansions:
             *above, index = item.parent or (0,)

@@ -73,5 +73,5 @@ async def test_the_whole_text_is_voted_on(strategy: str) -> None:
 async def test_an_early_stop_tells_apart_what_the_vote_tells_apart() -> None:
     """As answers of mathematics, the first three would be one, which nothing could overtake."""
     texts = ['{"x":"1 %"}', '{"x":"1%"}', '{"x":"1"}', '{"x":"2"}', '{"x":"2"}']
-    _, outcome = await written(texts, {"strategy": "self_consistency", "early_stop": True})
+    _, outcome = await written(texts, {"strategy": "self_consistency", "risk": 0.0})
     assert outcome.selection.answer == '{"x":"2"}'

@@ -33,6 +33,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
 BEAM: dict[str, Any] = {"strategy": "beam_search", "n": 12, "m": 3}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *SEARCHES.items(),
+    ("self_consistency", {"n": 16, "risk": 0.2, "rounds": [3, 5]}),
+    ("best_of_n", {"n": 12, "risk": 0.3}),
     ("ab_mcts", {"iterations": 25, "generation": "step"}),
     ("beam_search", {"n": 6, "m": 3, "lookahead": 2}),
     ("mcts", {"iterations": 9, "value": "both", "prior": "logprob"}),

@@ -137,31 +137,6 @@ def test_greedy_and_self_consistency_request_no_rewards() -> None:
     assert search({"strategy": "greedy"})[0].generator.requests[0].sampling.temperature == 0.0
 
 
-def test_self_consistency_stops_early_when_no_answer_can_overtake() -> None:
-    settings = {"strategy": "self_consistency", "n": 24}
-    early = [search(settings | {"early_stop": True, "seed": seed})[1] for seed in range(6)]
-    full = [search(settings | {"seed": seed})[1] for seed in range(6)]
-    assert [e.selection.answer for e in early] == [f.selection.answer for f in full]
-    assert all(e.stop_reason == "finished" for e in early)
-
-
-@pytest.mark.parametrize("strategy", ["self_consistency", "best_of_n"])
-def test_a_margin_stops_whole_solutions_once_the_lead_is_large_enough(strategy: str) -> None:
-    settings = {"strategy": strategy, "n": 24}
-    full = [search(settings | {"seed": seed})[1] for seed in range(6)]
-    early = [search(settings | {"seed": seed, "margin": 0.5, "margin_after": 5})[1] for seed in range(6)]
-    never = [search(settings | {"seed": seed, "margin": 24})[1] for seed in range(6)]
-    ended = [outcome.tree.ended(outcome.tree.deepest) for outcome in early]
-    assert min(ended) >= 5
-    assert sum(ended) < 6 * 24
-    for outcome in early:
-        first, second = [*(group.weight for group in outcome.selection.groups), 0.0][:2]
-        assert first > second
-    assert [outcome.tree.with_status(NodeStatus.TERMINAL)[-1].id for outcome in never] == [
-        outcome.tree.with_status(NodeStatus.TERMINAL)[-1].id for outcome in full
-    ]
-
-
 def test_a_solution_deeper_than_allowed_keeps_its_whole_text_in_fewer_nodes() -> None:
     _, whole = search(BEST)
     _, short = search(BEST | {"max_depth": 2})

@@ -24,7 +24,6 @@ from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
 from search.strategies.levels.particle_filter import ParticleFilter
 from search.strategies.mcts.mcts_visits import Visits
-from search.strategies.solutions.self_consistency import SelfConsistency
 from search.tree import NodeStatus, SearchTree, Step, StepEnd, TreeError
 
 
@@ -201,17 +200,6 @@ def test_whole_solutions_are_selected_among_those_that_were_written(strategy: st
     assert len(bench.generator.requests) == 1
     assert sum(node.count for node in tree.terminals) == 3
     assert tree.root.given_back == {3, 4, 5, 6, 7}
-
-
-@pytest.mark.parametrize("given_back", [0, 5])
-def test_self_consistency_does_not_wait_for_branches_given_back(given_back: int) -> None:
-    tree = SearchTree(7)
-    children = tree.request(tree.root, 8)
-    tree.give_back(children[8 - given_back :])
-    for node in children[:3]:
-        tree.write(node, Step((1,), r"\boxed{5}", StepEnd.END_OF_SEQUENCE), ends=True)
-        tree.complete(node, None)
-    assert SelfConsistency(n=8, early_stop=True).finished(tree) == (given_back > 0)
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets"])

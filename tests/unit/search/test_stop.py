@@ -70,7 +70,7 @@ async def test_stopping_early_counts_the_same_answers_as_the_vote() -> None:
     """Beyond the stop all texts agree at once, so that the first few would suffice."""
     settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Or else:"}
     for seed in range(6):
-        early = await rambled(settings | {"early_stop": True, "seed": seed})
+        early = await rambled(settings | {"risk": 0.0, "seed": seed})
         assert early.selection.answer == (await rambled(settings | {"seed": seed})).selection.answer
 
 
