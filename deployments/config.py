@@ -307,10 +307,18 @@ class ControllerSettings(Settings):
         None, description="Which requests get a greedy answer instead of default_search. Unset: none."
     )
     prompt: PromptSettings = PromptSettings()
+    tool_calls: Literal["sample", "vote", "refuse"] = Field(
+        "sample",
+        description="Requests with `tools` that name no search: `sample` writes one answer, `vote` several, of which "
+        "equal calls are one answer, and `refuse` answers them with 400.",
+    )
+    exclude_arguments: tuple[str, ...] = Field(
+        (), description="Names of arguments by which tool calls do not differ in a vote, such as an explanation."
+    )
     prm_reads: Literal["last_turn", "conversation"] = Field(
         "last_turn",
-        description="What the reward model reads as the question: the client's last message, or the whole "
-        "conversation.",
+        description="What the reward model reads as the question: the client's last message with the results of tools "
+        "since, or the whole conversation.",
     )
     prm_reads_thinking: bool = Field(
         False,

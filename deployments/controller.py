@@ -39,6 +39,7 @@ from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.service.slots import Slots
 from deployments.service.suspects import Suspects
+from deployments.service.tool_calls import ToolCallParser
 from deployments.startup.access import (
     AccessError,
     changed_settings,
@@ -135,13 +136,15 @@ class SearchControllerReplica:
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
         self._schemas = SchemaCosts(lambda: encoder.spelling)
+        parser = config.generator.tool_parser or encoder.tool_parser
+        self._tool_calls = ToolCallParser(config.generator.model_dump_json(), parser) if parser else None
         self._telemetry.start(slots, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
             live=self._live,
-            jobs=Jobs(config, self._live, SettingsResolver.of(config), encoder),
+            jobs=Jobs(config, self._live, SettingsResolver.of(config), encoder, self._tool_calls),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),
@@ -257,7 +260,7 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_schemas", "_telemetry", "_answers"):
+        for name in ("_matcher", "_solver", "_schemas", "_tool_calls", "_telemetry", "_answers"):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 

@@ -16,7 +16,7 @@ from cluster.evaluation.loop import problem_seed
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem
 from search.answers.equivalence import AnswerMatcher
-from search.run.environment import SearchEnvironment
+from search.run.environment import SearchEnvironment, are_same
 from search.run.report import SearchCost, SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
@@ -114,7 +114,7 @@ async def _measure(
     right = {
         each
         for each in {answer, *_pool(outcome, settings.strategy)}
-        if each is not None and await environment.matcher.same(problem.answer, each)
+        if each is not None and await are_same(environment.matcher, problem.answer, each)
     }
     stop_reason = str(outcome.stop_reason)
     return Row(asked.name, problem.unique_id, answer, answer in right, bool(right), stop_reason, outcome.cost)

@@ -12,7 +12,7 @@ from benchmarks.published.rows import Row, RowFile
 from cluster.evaluation.loop import problem_seed
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ScoreRequest
-from search.run.environment import SearchEnvironment
+from search.run.environment import Matcher, SearchEnvironment, are_same
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.tree import Node, SearchTree
@@ -104,13 +104,13 @@ def solutions_field(n: int) -> dict[str, Any]:
     return {"strategy": "self_consistency", "n": n, "merge_siblings": False, **shared}
 
 
-async def solution(tree: SearchTree, end: Node, problem: MathProblem, matcher: AnswerMatcher) -> dict[str, Any]:
+async def solution(tree: SearchTree, end: Node, problem: MathProblem, matcher: Matcher) -> dict[str, Any]:
     """The path that ends in ``end``: its steps' texts and tokens, its answer, and whether that is right."""
     steps, answer = end.steps, tree.answer_of(end)
     return {
         "steps": [step.text for step in steps],
         "tokens": [len(step.token_ids) for step in steps],
         "answer": answer,
-        "correct": answer is not None and await matcher.same(problem.answer, answer),
+        "correct": answer is not None and await are_same(matcher, problem.answer, answer),
         "end": str(steps[-1].end),
     }

@@ -11,6 +11,7 @@ from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, in_parallel
 from benchmarks.published.scoring import DIGITS
 from cluster.evaluation.loop import problem_seed
+from search.run.environment import are_same
 from search.settings import parse_search
 
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -59,7 +60,7 @@ async def _search_row(engines: Engines, problem: MathProblem, strategy: str, n: 
     answer, matcher = outcome.selection.answer, engines.environment.matcher
     ends = settings.strategy.candidates(outcome.tree)
     answers = [outcome.tree.answer_of(end) for end in ends]
-    right = {each for each in {answer, *answers} if each is not None and await matcher.same(problem.answer, each)}
+    right = {each for each in {answer, *answers} if each is not None and await are_same(matcher, problem.answer, each)}
     return {
         "problem": problem.id,
         "strategy": strategy,

@@ -14,12 +14,18 @@ from jinja2 import TemplateError
 from deployments.engines.chat_template import ChatTemplate
 from deployments.engines.reasoning import Marks
 from deployments.engines.token_guard import CUT, EDGE, TokenGuard
+from deployments.engines.tool_parsers import parser_name
+from deployments.engines.tool_support import ToolSupport
 from search.answers.thoughts import has_marks, open_thought
 from search.errors import PromptTooLong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Turn = Mapping[str, Any]
+"""A message: ``role`` and ``content``, and what it has of tools."""
+Tool = Mapping[str, Any]
+"""A function that a model may call, in OpenAI's shape."""
 _BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 """Variables of chat templates that are set by transformers."""
 
@@ -122,16 +128,32 @@ class ChatEncoder:
             self._texts.update(zip(new, texts, strict=True))
         return [self._texts[token] for token in token_ids]
 
+    @cached_property
+    def tool_parser(self) -> str | None:
+        """The parser that certainly reads the calls that the chat template shows the model."""
+        return parser_name(self._tokenizer)
+
+    @cached_property
+    def tool_support(self) -> ToolSupport:
+        """What of a conversation with tools reaches the prompt."""
+
+        def rendered(messages: Sequence[Turn], tools: Sequence[Tool]) -> str:
+            return self._rendered(self._cut(messages), False, None, tools)
+
+        return ToolSupport.of(rendered)
+
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Turn],
         answered: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         opening: str = "",
         max_tokens: int | None = None,
+        tools: Sequence[Tool] = (),
     ) -> list[int]:
         """Ids of ``role``/``content`` messages in the model's chat template, which may leave out parts of the earlier
-        answers, such as their thoughts.
+        answers, such as their thoughts. An assistant's message may have ``tool_calls``, and one of role ``tool`` a
+        ``tool_call_id``; ``tools`` are the functions that may be called, both in OpenAI's shapes.
 
         They end where the assistant's turn begins, with ``opening`` as its first text, which may spell special tokens;
         or, if ``answered``, with that turn as the last message. Of
@@ -142,11 +164,14 @@ class ChatEncoder:
             ValueError: the text is not valid Unicode, there is no chat template, or it refuses the messages.
             PromptTooLong: there are more than ``max_tokens``.
         """
-        rendered = self._rendered(self._cut(messages), answered, template_kwargs)
+        rendered = self._rendered(self._cut(messages), answered, template_kwargs, tools)
         return self._encode(self._template.restored(rendered) + opening, max_tokens)
 
     def open_thought(
-        self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Turn],
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
     ) -> str:
         """The mark of the thought in which the assistant's turn begins, as ``encode_chat`` ends; empty if it begins in
         none, or if the texts that are written lack the marks of thoughts, because they are special tokens.
@@ -158,7 +183,8 @@ class ChatEncoder:
             return ""
         # Only what the template writes behind the last message opens a thought, not a text that speaks of the mark.
         *earlier, last = self._cut(messages)
-        rendered = self._rendered([*earlier, {**last, "content": last["content"] + EDGE}], False, template_kwargs)
+        ended = {**last, "content": last["content"] + EDGE}
+        rendered = self._rendered([*earlier, ended], False, template_kwargs, tools)
         written = rendered.rpartition(EDGE)[2].strip()
         mark = open_thought(written) or open_thought(written.rpartition("\n")[2])
         return "" if self._writes_no_marks or self._special.pattern.search(mark) else mark
@@ -187,15 +213,22 @@ class ChatEncoder:
             source = ""
         return ChatTemplate.of(source, self._guarded)
 
-    def _cut(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-        cut = [{"role": message["role"], "content": self._guarded.cut(message["content"])} for message in messages]
+    def _cut(self, messages: Sequence[Turn]) -> list[dict[str, Any]]:
+        cut = [
+            {field: value if field == "role" else self._guarded.cut_json(value) for field, value in message.items()}
+            for message in messages
+        ]
         for message in cut[:-1]:
             if message["role"] == "assistant":
                 message["content"] = self._template.searchable(message["content"])
         return cut
 
     def _rendered(
-        self, messages: Sequence[dict[str, str]], answered: bool, template_kwargs: Mapping[str, Any] | None
+        self,
+        messages: Sequence[dict[str, Any]],
+        answered: bool,
+        template_kwargs: Mapping[str, Any] | None,
+        tools: Sequence[Tool],
     ) -> str:
         """Raises ValueError: there is no template, or it refuses the messages."""
         if not self.has_chat_template:
@@ -207,6 +240,8 @@ class ChatEncoder:
         }
         if self._template.stand_ins:
             kwargs["chat_template"] = self._template.source
+        if tools:
+            kwargs["tools"] = self._guarded.cut_json(list(tools))
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=not answered, **kwargs

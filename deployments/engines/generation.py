@@ -40,6 +40,7 @@ from deployments.engines.request_queue import EngineRequest, RequestQueue
 from deployments.engines.segments import Draft, GivenTokens, Segment, Task, Until, first_segment, following
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter
+from deployments.engines.tool_parsers import CallParser, ToolParserError
 from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
@@ -112,6 +113,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         tokenizer = engine_tokenizer(engine, self._settings)
+        if self._settings.tool_parser is not None:
+            try:
+                CallParser(self._settings.tool_parser, tokenizer)
+            except ToolParserError as error:
+                raise EngineStartError(f"{self._settings.model!r}: tool_parser: {error}") from error
         if engine.vllm_config.structured_outputs_config.backend == "xgrammar":
             # vLLM's front would parse the schema of a call for each of its branches, on this event loop. Schemas were
             # compiled before they came here (`deployments.service.schemas`), and the engine's own compiler refuses

@@ -374,6 +374,12 @@ class GeneratorSettings(EngineSettings):
         "`deepseek_r1`; `think_text` for `<think>` and `</think>` as plain text; `none` for a model that does not "
         "think. Unset: found from the chat template, where that is certain.",
     )
+    tool_parser: str | None = Field(
+        None,
+        min_length=1,
+        description="vLLM's parser for the model's tool calls (its `--tool-call-parser`). Unset: found from the chat "
+        "template where that is certain ([clients.md](clients.md#agents-and-tools)).",
+    )
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
         description="When KV memory is full: `wait` queues branches, `shrink` rejects some and the search "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from deployments.service.tool_calls import CallReader
 from search.answers.voting import SelectionRule, best_groups
 from search.run.report import SearchOutcome
 from search.tree import Node, StepEnd
@@ -23,6 +24,17 @@ class ChoiceOptions(NamedTuple):
     """The rule that ranks the answers."""
     logprobs: bool
     spell: Spell
+    calls: CallReader | None = None
+    """Reads the answers' tool calls; None: there are no tools."""
+
+
+class ChosenCall(NamedTuple):
+    """A tool call of a choice."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
 
 
 class TokenLogprob(NamedTuple):
@@ -39,9 +51,16 @@ class Choice(NamedTuple):
     score: float | None
     """The path's score in [0, 1]; None where nothing was scored."""
     finish_reason: str
-    """``stop`` if the path ended by itself or has an answer, ``length`` if a limit cut it off."""
+    """``tool_calls`` if it calls tools, ``stop`` if the path ended by itself or has an answer, ``length`` if a limit
+    cut it off."""
     logprobs: tuple[TokenLogprob, ...] | None
-    """Log-probabilities of the text's tokens; None if not requested or not known."""
+    """Log-probabilities of the text's tokens, or of the calls'; None if not requested or not known."""
+    calls: tuple[ChosenCall, ...] = ()
+
+    @property
+    def content(self) -> str | None:
+        """The text; None if there are calls alone."""
+        return None if self.calls and not self.text.strip() else self.text
 
 
 def choices(outcome: SearchOutcome, wanted: ChoiceOptions) -> list[Choice]:
@@ -62,13 +81,14 @@ def _choice(
     text = outcome.tree.text_of(node)
     at_stop_text = text != node.text
     ended = at_stop_text or (node.step is not None and node.step.end is StepEnd.END_OF_SEQUENCE)
-    return Choice(
-        text,
-        answer,
-        score,
-        "stop" if ended or answer is not None else "length",
-        _logprobs(node, len(text) if at_stop_text else None, wanted.spell) if wanted.logprobs else None,
-    )
+    logprobs = _logprobs(node, len(text) if at_stop_text else None, wanted.spell) if wanted.logprobs else None
+    if wanted.calls is not None and (said := wanted.calls.said(outcome, node)).calls:
+        named = zip(wanted.calls.ids(outcome, said), said.calls, strict=True)
+        calls = tuple(ChosenCall(call_id, *call) for call_id, call in named)
+        return Choice(said.content, answer, score, "tool_calls", logprobs, calls)
+    answer = answer or None  # of texts in which there is none, where calls are answers too
+    finish_reason = "stop" if ended or answer is not None else "length"
+    return Choice(text, answer, score, finish_reason, logprobs)
 
 
 def _logprobs(node: Node, length: int | None, spell: Spell) -> tuple[TokenLogprob, ...] | None:

@@ -100,7 +100,8 @@ class Endpoint:
         try:
             await while_connected(request.receive, self.schemas.check(job.json_schema, owner))
         except SchemaTooDear as error:
-            raise BadRequest(f"{SCHEMA_PATH} {error}", SCHEMA_PATH, "above_limit") from None
+            path = SCHEMA_PATH if job.calls is None else "tools"
+            raise BadRequest(f"{path} {error}", path, "above_limit") from None
 
 
 async def _endpoint(request: Request) -> Endpoint:

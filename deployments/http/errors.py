@@ -22,6 +22,7 @@ from deployments.admission.errors import (
 )
 from deployments.service.schemas import SchemasBusy
 from deployments.service.slots import NoSlot
+from deployments.service.tool_calls import ToolCallsUnread
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
@@ -77,6 +78,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, SchemaRefused):
         logger.warning("a JSON schema was refused: %s", error)
         return BadRequest("this schema cannot be enforced", SCHEMA_PATH)
+    if isinstance(error, ToolCallsUnread):
+        logger.error("tool calls cannot be read: %s", error)
+        return Unavailable(f"tool calls cannot be read: {error}", code="tool_parser_unavailable")
     if isinstance(error, SchemasBusy):
         return Unavailable(str(error), code="schema_check_unavailable")
     if isinstance(error, LimitReached):

@@ -117,8 +117,6 @@ CHAT_FIELDS = FieldRules(
         "moderation": (),
         "presence_penalty": (0,),
         "reasoning": ({},),
-        "tool_choice": ("none", "auto"),
-        "tools": (),
         "verbosity": ("medium",),
         "web_search_options": (),
     },
@@ -134,7 +132,6 @@ CHAT_FIELDS = FieldRules(
         "n_predict": "use max_tokens or max_completion_tokens",
         "reasoning": "say reasoning_effort",
         "stop_sequences": "say stop",
-        "tools": "a search calls none; Open WebUI sends none without its Builtin Tools (docs/chat-windows.md)",
         "use_beam_search": "it is at /v1/completions",
     },
 )
@@ -157,8 +154,6 @@ RESPONSES_FIELDS = FieldRules(
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
         "stop": ([""],),
-        "tool_choice": ("none", "auto"),
-        "tools": (),
         "truncation": ("disabled",),
     },
     _CHATS
@@ -173,7 +168,6 @@ RESPONSES_FIELDS = FieldRules(
         "max_tokens": "say max_output_tokens",
         "messages": "say input",
         "reasoning_effort": "say reasoning.effort",
-        "tools": "a search calls no tools",
         "use_beam_search": "it is at /v1/completions",
     },
 )

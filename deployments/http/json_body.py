@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import Headers
 
 from deployments.admission.errors import BadRequest, UnsupportedMedia
@@ -25,6 +25,15 @@ MAX_ELEMENTS = 250_000
 TAG = "«"
 """Prefix of the names of union members. pydantic puts these names into an error's path; `dotted` removes them,
 because no client would recognize them."""
+
+
+Unread = Annotated[Any, Field(description="Accepted and ignored.")]
+
+
+class Body(BaseModel):
+    """Base of requests: no coercion ("16" is not 16, true is not 1), and no unknown field unless `parsed` allows it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def check_media(headers: Headers) -> None:

@@ -27,6 +27,9 @@ MAX_ANSWERS = 64
 MAX_ASKED_CHARS = 200
 """Length at which a note cuts the question of an earlier request."""
 
+ARGUMENTS_AT_ONCE = 256
+"""Maximum characters of a call's arguments in one event."""
+
 PRUNED_AT_ONCE = 64
 """Maximum number of nodes that one event reports as pruned."""
 
@@ -158,10 +161,11 @@ def completion(head: Head, outcome: SearchOutcome) -> Json:
                 "index": index,
                 "message": {
                     "role": "assistant",
-                    "content": choice.text,
+                    "content": choice.content,
                     "reasoning_content": None,
                     "reasoning": None,
                     "refusal": None,
+                    **({"tool_calls": [_call(*call) for call in choice.calls]} if choice.calls else {}),
                 },
                 **_answer_and_score(choice),
                 "logprobs": _logprobs(choice),
@@ -196,6 +200,10 @@ class Chunks:
     def step(self, event: StepScored) -> Iterator[Data]:
         """Yields the progress: a readable line for people, the event itself for programs."""
         data = step_event(event)
+        if self._head.wanted.calls is not None:
+            # Agents send back what they got as reasoning, and a step may be half a call.
+            yield self._chunk(0, {}, search_event=data)
+            return
         line = step_line(data)
         yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=data)
 
@@ -209,7 +217,13 @@ class Chunks:
         offered = choices(outcome, self._head.wanted)
         for index, choice in enumerate(offered):
             role = {"role": "assistant"} if index else {}
-            yield self._chunk(index, {**role, "content": choice.text}, logprobs=_logprobs(choice))
+            if role or choice.content is not None:
+                yield self._chunk(index, {**role, "content": choice.content}, logprobs=_logprobs(choice))
+            for number, (call_id, name, arguments) in enumerate(choice.calls):
+                yield self._chunk(index, {"tool_calls": [{"index": number, **_call(call_id, name, "")}]})
+                for piece in pieces(arguments):
+                    delta = {"index": number, "function": {"arguments": piece}}
+                    yield self._chunk(index, {"tool_calls": [delta]})
         for index, choice in enumerate(offered):
             last = index == len(offered) - 1
             block = {"search": search_block(self._head, outcome)} if last else {}
@@ -228,6 +242,16 @@ class Chunks:
         if ended is not None:
             choice |= {**_answer_and_score(ended), "finish_reason": ended.finish_reason}
         return {**self._shared, "choices": [choice], **self._no_usage, **extra}
+
+
+def _call(call_id: str, name: str, arguments: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def pieces(arguments: str) -> Iterator[str]:
+    """Yields the arguments of a call as they are streamed."""
+    for begin in range(0, len(arguments), ARGUMENTS_AT_ONCE):
+        yield arguments[begin : begin + ARGUMENTS_AT_ONCE]
 
 
 def _answer_and_score(choice: Choice) -> Json:

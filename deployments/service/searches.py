@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from deployments.service.slots import Slot, Slots
 from deployments.service.suspects import Suspects, digest_of
+from deployments.service.tool_calls import CallReader
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
 from search.rewards import ScoringCost
@@ -47,6 +48,8 @@ class SearchJob(NamedTuple):
     """The mark of the thought that ``prompt`` leaves open; empty: none."""
     side_call: bool = False
     """Whether a chat window asked for something of its own, such as a title."""
+    calls: CallReader | None = None
+    """Reads the answers' tool calls; None: there are no tools."""
 
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
@@ -146,6 +149,7 @@ class SearchService:
         slot.charged += len(job.prompt)
         cost = SearchCost()
         slot.searches.append(cost)
+        calls, environment = job.calls, self._environment
         try:
             with self._observed(job, tree, cost) as observer:
                 all_sinks = (observer, *sinks)
@@ -155,11 +159,11 @@ class SearchService:
                         sink(event)
 
                 async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
-                    return await run_search(
+                    outcome = await run_search(
                         job.question,
                         job.prompt,
                         job.settings,
-                        self._environment,
+                        environment if calls is None else calls.environment(environment),
                         search_id=job.search_id,
                         on_event=notify,
                         tree=tree,
@@ -170,6 +174,7 @@ class SearchService:
                         json_schema=job.json_schema,
                         open_thought=job.open_thought,
                     )
+                return outcome if calls is None else calls.answered(outcome)
         except BaseException as error:
             # Tracebacks of cancelled tasks reference each other and their frames, and so the tree: without this it
             # would live until the next full garbage collection (`deployments.loop.garbage`).

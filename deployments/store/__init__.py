@@ -13,6 +13,7 @@ from deployments.store.records import write_whole
 from deployments.store.searches import (
     LOST,
     Events,
+    RecordedMessage,
     ResponseRecord,
     Search,
     SearchEnd,
@@ -42,6 +43,7 @@ __all__ = [
     "OtherStore",
     "Owned",
     "Pending",
+    "RecordedMessage",
     "ResponseRecord",
     "Search",
     "SearchEnd",

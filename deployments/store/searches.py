@@ -124,13 +124,17 @@ class _Response(Stored):
     output: list[dict[str, Any]]
 
 
+RecordedMessage = tuple[str, str] | tuple[str, str, dict[str, Any]]
+"""Role and text, and what a message has of tools, if it has any: ``tool_calls`` or ``tool_call_id``."""
+
+
 class ResponseRecord(Stored):
     """The response of a search, as it is when the search begins."""
 
     response: dict[str, Any]
     """The ``response`` in progress, as clients get it."""
-    messages: tuple[tuple[str, str], ...]
-    """Role and text of each message of its input."""
+    messages: tuple[RecordedMessage, ...]
+    """The messages of its input."""
     streamed: bool
 
 

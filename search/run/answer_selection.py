@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from search.answers.equivalence import WAIT_S, AnswerMatcher, Grouping
+from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.readings import grouped, of_text
 from search.answers.voting import AnswerSelection, Ballot, Candidate
+from search.run.environment import Matcher
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
 from search.tools.turns import Turns
@@ -16,7 +17,7 @@ async def select_answer(
     ends: Sequence[Node],
     tree: SearchTree,
     strategy: Strategy,
-    matcher: AnswerMatcher | None,
+    matcher: Matcher | None,
     wait_s: float = WAIT_S,
     alike: bool = False,
 ) -> AnswerSelection:

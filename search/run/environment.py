@@ -1,11 +1,13 @@
 """The dependencies of a search in one object, shared by all searches of a process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
-from search.answers.equivalence import AnswerMatcher
+from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
+from search.answers.json_answer import json_answer
 from search.ports import Generator, StepScorer
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
@@ -24,6 +26,17 @@ AnswerExtractor = Callable[[str], str | None]
 """Extracts the answer from a path's text; None if it has none. Fast and pure, because it runs on the event loop."""
 
 
+class Matcher(Protocol):
+    """Tells which answers of a search are the same; see `search.answers.equivalence.AnswerMatcher`."""
+
+    async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping: ...
+
+
+async def are_same(matcher: Matcher, first: str, second: str) -> bool:
+    """Whether two answers are the same."""
+    return len((await matcher.grouping([first, second])).groups) == 1
+
+
 @dataclass(frozen=True)
 class SearchEnvironment:
     """The ports, answer functions and solver that all searches of a process share."""
@@ -32,9 +45,11 @@ class SearchEnvironment:
     scorer: StepScorer
     context_tokens: int
     """Longest prompt and solution, in tokens, that fit the contexts of generator and scorer."""
-    matcher: AnswerMatcher
+    matcher: Matcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
+    json_answer: AnswerExtractor = json_answer
+    """The answer of a path that a JSON schema holds."""
     solver: Solver = field(default_factory=Solver)
     step_hook: StepHook | None = None
     """Sees every new step before it is scored."""

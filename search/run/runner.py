@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
-from search.answers.json_answer import json_answer
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
@@ -196,7 +195,7 @@ class _Search:
         tree.prefill = prefill
         tree.extract_answer = environment.extract_answer
         if json_schema:
-            tree.extract_answer, tree.canonical = json_answer, str
+            tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from cluster.launch.application import free_port
+from tests.tool_templates import HERMES
 
 CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
 START_S = 600.0
@@ -20,11 +22,16 @@ STOP_S = 120.0
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of ``banyan serve`` with the shipped configuration."""
+    """URL of ``banyan serve`` with the shipped configuration and a chat template that takes tools. Without tools it
+    makes the same prompts as the model's own."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     directory = tmp_path_factory.mktemp("serve")
-    output = directory / "output"
+    output, template, config = directory / "output", directory / "tools.jinja", directory / "serve_config.yaml"
+    template.write_text(HERMES)
+    shipped = yaml.safe_load(CONFIG.read_text())
+    shipped["applications"][0]["args"].setdefault("generator", {})["chat_template"] = str(template)
+    config.write_text(yaml.safe_dump(shipped))
     # A token of its own, and none of the API keys that may be set here.
     environment = {name: value for name, value in os.environ.items() if name != "BANYAN_API_KEYS"}
     environment["RAY_AUTH_TOKEN_PATH"] = str(directory / "token")
@@ -32,7 +39,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # In a session of its own, so that it gets none of this test's signals and leaves no process behind.
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster.cli.main", "serve", "--config", str(CONFIG), "--port", str(port)],
+            [sys.executable, "-m", "cluster.cli.main", "serve", "--config", str(config), "--port", str(port)],
             env=environment,
             stdout=file,
             stderr=subprocess.STDOUT,

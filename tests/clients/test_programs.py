@@ -44,8 +44,8 @@ def proxy(endpoint: str) -> Any:
         yield proxy
 
 
-def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
-    """Texts of the replies to a client, by route."""
+def run(client: str, proxy: RecordingProxy, directory: Path, kind: str = "client") -> dict[str, str]:
+    """Texts of the replies to a client, by route. ``kind``: of its program."""
     file = directory / "texts.json"
     url = f"{proxy.url}/v1"
     environment = {
@@ -69,7 +69,7 @@ def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
         "LANGSMITH_TRACING": "false",
     }
     done = subprocess.run(
-        [*program(client), str(file)],
+        [*program(client, kind), str(file)],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -82,15 +82,15 @@ def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
     return texts
 
 
-def program(client: str) -> list[str]:
+def program(client: str, kind: str) -> list[str]:
     """The command of a client's program."""
     if client != "vercel_ai":
-        return [str(program_of(client, "python")), str(HERE / "programs" / f"{client}_client.py")]
+        return [str(program_of(client, "python")), str(HERE / "programs" / f"{client}_{kind}.py")]
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no Node.js")
     assert NODE_MODULES.is_dir(), f"no {NODE_MODULES}: `make test-clients` sets it up"
-    return [node, str(HERE / "programs" / "vercel_ai_client.cjs")]
+    return [node, str(HERE / "programs" / f"vercel_ai_{kind}.cjs")]
 
 
 @pytest.mark.parametrize("client", SEEDED)
@@ -116,3 +116,14 @@ def test_all_clients_get_the_same_text(endpoint: str, tmp_path: Path) -> None:
             directory.mkdir()
             texts[client] = run(client, proxy, directory)["chat"]
     assert len(set(texts.values())) == 1, texts
+
+
+@pytest.mark.parametrize("client", ["langchain", "vercel_ai"])
+def test_an_agent_gets_the_same_call_by_every_route(client: str, proxy: RecordingProxy, tmp_path: Path) -> None:
+    """A call that must be, its result, and the answer to it: by chat and by responses, plain and streamed."""
+    before = len(proxy.recorded)
+    texts = run(client, proxy, tmp_path, "agent")
+    assert {each.status for each in proxy.recorded[before:]} == {200}
+    assert texts.keys() == {"chat", "chat_streamed", "responses", "responses_streamed"}
+    assert all(text.startswith("flip({") for text in texts.values()), texts
+    assert texts["chat"] == texts["chat_streamed"]

@@ -1,16 +1,19 @@
 """A controller with settings that the application does not have, over the application's engines: an answer cache, a
-step hook, no API keys, and the pages of one origin."""
+step hook, no API keys, the pages of one origin, and a chat template that takes tools."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from ray import serve
 
 from deployments.config import AnswerCacheSettings, StepHookSettings, TelemetrySettings
 from deployments.step_hooks.calculator import mistakes
 from tests.serve.application import Application, another_controller, is_idle, problems, request, until
+from tests.tool_templates import HERMES
 
 CHAT = "/v1/chat/completions"
 PAGE = "http://localhost:3000"
@@ -22,12 +25,15 @@ NEAR_MISS = WORDED.replace(str(PROBLEM.start), str(PROBLEM.start + 1), 1)
 
 
 @pytest.fixture(scope="module")
-def other(application: Application) -> Iterator[httpx.Client]:
+def other(application: Application, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A client of the controller, without a key."""
+    template = tmp_path_factory.mktemp("templates") / "tools.jinja"
+    template.write_text(HERMES)
     config = application.config
     answers = AnswerCacheSettings(embedding="benchmarks.answer_cache:ngrams", threshold=0.7, embedding_timeout_s=30)
     hook = StepHookSettings(function="deployments.step_hooks.calculator:correct")
     changed = {
+        "generator": config.generator.model_copy(update={"chat_template": str(template)}),
         "http": config.http.model_copy(update={"api_keys_file": None, "allowed_origins": (PAGE,)}),
         "controller": config.controller.model_copy(update={"answer_cache": answers, "step_hook": hook}),
         "telemetry": TelemetrySettings(metrics=False),
@@ -104,3 +110,56 @@ def test_without_keys_pages_are_refused(other: httpx.Client) -> None:
     reply = other.post("/v1/files", files=form, headers={"Sec-Fetch-Site": "cross-site"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed")
     assert other.post(CHAT, json=body).status_code == 200
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds.",
+            "parameters": {
+                "type": "object",
+                "properties": {"first": {"enum": [12, 74]}, "sign": {"type": "boolean"}},
+                "required": ["first", "sign"],
+                "additionalProperties": False,
+            },
+            "strict": True,
+        },
+    },
+    {"type": "function", "function": {"name": "now", "parameters": None}},
+]
+
+
+def test_an_agent_calls_a_tool_and_goes_on_with_its_result(idle: Application, other: httpx.Client) -> None:
+    """The official client over real engines: a call that must be, plain and streamed, then an answer to its result,
+    which vLLM's parser reads."""
+    client = openai.OpenAI(base_url=f"{other.base_url}v1", api_key="none", max_retries=0, timeout=300)
+    question: Any = {"role": "user", "content": PROBLEM.text}
+    asked: Any = {"model": "banyan-arithmetic", "messages": [question], "tools": TOOLS, "seed": 3}
+    asked |= {"parallel_tool_calls": False, "tool_choice": "required"}
+    plain = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert plain.finish_reason == streamed.finish_reason == "tool_calls"
+    [call], [call_again] = plain.message.tool_calls or [], streamed.message.tool_calls or []
+    assert (call.id, call.function.name) == (call_again.id, call_again.function.name)
+    assert call.function.arguments == call_again.function.arguments
+    arguments = json.loads(call.function.arguments)
+    if call.function.name == "add":
+        assert arguments.keys() == {"first", "sign"}
+        assert arguments["first"] in (12, 74)
+    else:
+        assert arguments == {}
+
+    turns = [question, plain.message.model_dump(exclude_none=True)]
+    turns.append({"role": "tool", "tool_call_id": call.id, "content": "86"})
+    second = client.chat.completions.create(**asked | {"messages": turns, "tool_choice": "auto"})
+    assert second.choices[0].finish_reason in ("stop", "length")
+    assert second.choices[0].message.content
+    # Of what was asked for, neither the tools nor the calls are in this shorter prompt.
+    assert second.usage is not None
+    short = client.chat.completions.create(**asked | {"tool_choice": "none"}).usage
+    assert short is not None
+    assert second.usage.prompt_tokens > short.prompt_tokens + 200
+    until(lambda: is_idle(other), "nothing is left")

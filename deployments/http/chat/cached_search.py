@@ -54,7 +54,7 @@ class CachedSearch:
 
 def answering(request: Request, served: Endpoint, chat: ChatRequest, job: SearchJob) -> Searching:
     """Returns what runs the search. It asks the answer cache first if there is one, unless the request refuses it."""
-    if served.answers is None:
+    if served.answers is None or job.calls is not None:
         return served.searches
     wanted = cache_control(request.headers)
     if NO_STORE in wanted:

@@ -1,18 +1,20 @@
 """The models' inputs from a conversation: the generator's turns, the operator's first, and the PRM's question."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import Any
 
 from deployments.admission.errors import BadRequest
 from deployments.config import PromptSettings
 from deployments.http.chat.schema import Message
+from deployments.http.chat.tools import CalledFunction
 
-Turn = dict[str, str]
-"""``role`` and ``content``."""
+Turn = dict[str, Any]
+"""``role`` and ``content``, and what the message has of tools."""
 SEPARATOR = "\n\n"
 """Joins the operator's and the client's system text into one turn, because most chat templates accept only one. Also
 joins the turns of a question."""
-ROLE_LABELS = {"system": "System", "user": "User", "assistant": "Assistant"}
+ROLE_LABELS = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
 def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
@@ -22,7 +24,8 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
         BadRequest: the client sent a system message and the operator refuses these.
     """
     leading = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
-    client = [{"role": message.role, "content": message.text} for message in messages]
+    functions = _functions(messages)
+    client = [_turn(message, functions) for message in messages]
     own, conversation = client[:leading], client[leading:]
     if prompt.system is not None:
         systems = [index for index, message in enumerate(messages) if message.role == "system"]
@@ -35,13 +38,43 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
 
 
 def question(messages: Sequence[Message], conversation: bool) -> str:
-    """Returns the question of the reward model: what the user said last; with ``conversation`` all turns with roles.
+    """Returns the question of the reward model: what the user said last, with what tools have told since; with
+    ``conversation`` all turns with roles.
 
     A single turn is always returned without its role. A system turn may come after the user's; it is the question only
     where the user has said nothing since the assistant's last turn.
     """
-    if not conversation or len(messages) == 1:
-        unanswered = takewhile(lambda message: message.role != "assistant", reversed(messages))
-        said = (message.text for message in unanswered if message.role == "user" and message.text.strip())
-        return next(said, messages[-1].text)
-    return SEPARATOR.join(f"{ROLE_LABELS[message.role]}: {message.text}" for message in messages)
+    functions = _functions(messages)
+    if conversation and len(messages) > 1:
+        return SEPARATOR.join(f"{ROLE_LABELS[message.role]}: {_said(message, functions)}" for message in messages)
+    unanswered = list(takewhile(lambda message: message.role != "assistant" or message.tool_calls, reversed(messages)))
+    said = (message.text for message in unanswered if message.role == "user" and message.text.strip())
+    told = [_said(message, functions) for message in unanswered[::-1] if message.role == "tool"]
+    asked = next(said, "" if told else messages[-1].text)
+    return SEPARATOR.join(filter(None, [asked, *told]))
+
+
+def _said(message: Message, functions: Mapping[str, CalledFunction]) -> str:
+    """The text of a message with its calls, or with the call whose result it is."""
+    if message.role == "tool":
+        return f"{_written(functions[message.tool_call_id or ''])} = {message.text}"
+    calls = (_written(call.function) for call in message.tool_calls or ())
+    return "\n".join(filter(None, [message.text, *calls])) if message.tool_calls else message.text
+
+
+def _written(function: CalledFunction) -> str:
+    return f"{function.name}({function.arguments})"
+
+
+def _functions(messages: Sequence[Message]) -> dict[str, CalledFunction]:
+    """The functions that were called, by the ids of the calls."""
+    return {call.id: call.function for message in messages for call in message.tool_calls or ()}
+
+
+def _turn(message: Message, functions: Mapping[str, CalledFunction]) -> Turn:
+    turn: Turn = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        turn["tool_calls"] = [call.shown for call in message.tool_calls]
+    if message.role == "tool":
+        turn |= {"tool_call_id": message.tool_call_id, "name": functions[message.tool_call_id or ""].name}
+    return turn

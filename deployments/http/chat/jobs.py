@@ -11,10 +11,19 @@ from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
 from deployments.http.chat.conversation import question, turns
-from deployments.http.chat.schema import Body, ChatRequest, CompletionBody, ScoreBody
+from deployments.http.chat.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.chat.search_settings import SettingsResolver, default_of, notes
+from deployments.http.chat.tool_requests import (
+    ReadCalls,
+    ToolSupport,
+    call_reader,
+    check_tools,
+    tool_notes,
+    with_tools,
+)
 from deployments.http.choices import ChoiceOptions
 from deployments.http.fields import MAX_NAMED, unknown_notes
+from deployments.http.json_body import Body
 from deployments.http.replies import Head
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
@@ -40,16 +49,24 @@ class Encoder(Protocol):
     @property
     def template_variables(self) -> frozenset[str]: ...
 
+    @property
+    def tool_support(self) -> ToolSupport: ...
+
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         template_kwargs: Mapping[str, Any] | None,
         max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]: ...
 
     def open_thought(
-        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_kwargs: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str: ...
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]: ...
@@ -58,8 +75,17 @@ class Encoder(Protocol):
 class Jobs:
     """Makes jobs for one served model under one set of limits."""
 
-    def __init__(self, config: AppConfig, live: LiveSettings, resolver: SettingsResolver, encoder: Encoder) -> None:
+    def __init__(
+        self,
+        config: AppConfig,
+        live: LiveSettings,
+        resolver: SettingsResolver,
+        encoder: Encoder,
+        calls: ReadCalls | None = None,
+    ) -> None:
+        """``calls``: reads the model's tool calls; None: nothing does."""
         self._live = live
+        self._calls = calls
         self._context = config.generator.max_model_len
         self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
@@ -86,13 +112,18 @@ class Jobs:
             BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
+        check_tools(request, now, self._encoder)
+        tools = [tool.shown for tool in request.offered]
         default = default_of(request.reasoning_effort, now)
-        if side_call := is_side_call(request, now.side_calls):
+        side_call = not tools and is_side_call(request, now.side_calls)
+        if side_call:
             request, default = as_side_call(request, default)
+        elif tools:
+            default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)
-        json_schema = request.response_format.checked_schema.text if request.response_format else ""
-        if json_schema:
-            self._resolver.check_whole_solutions(settings)
+        json_schema = request.answer_schema.text
+        if json_schema or tools:
+            self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
         asked = request.conversation
@@ -101,8 +132,10 @@ class Jobs:
             raise self._too_long(f"more than {min_tokens} tokens")
         try:
             chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
-            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=self._search_context)
-            open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs)
+            prompt = self._encoder.encode_chat(
+                chat, template_kwargs=kwargs, max_tokens=self._search_context, tools=tools
+            )
+            open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
         except PromptTooLong as error:
@@ -120,7 +153,7 @@ class Jobs:
             settings = settings.model_copy(update={"max_path_tokens": most})
         prm_question = question(asked, conversation := now.prm_reads == "conversation")
         # The chat template may drop parts of earlier turns, but the reward model reads all of them.
-        if conversation:
+        if conversation or asked[-1].role == "tool":
             try:
                 tokens = len(self._encoder.encode_text(prm_question, max_tokens=context)) + len(written)
             except PromptTooLong as error:
@@ -140,6 +173,7 @@ class Jobs:
             json_schema=json_schema,
             open_thought=open_thought,
             side_call=side_call,
+            calls=call_reader(request, prompt, now, self._calls),
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
@@ -162,10 +196,13 @@ class Jobs:
                 *notes(request, job.settings),
                 *self._template_notes(request),
                 *self._store_notes(request),
+                *tool_notes(request, strategy.name, getattr(strategy, "n", 1)),
                 *_schema_notes(request),
                 *unknown_notes(said or request),
             ),
-            wanted=ChoiceOptions(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
+            wanted=ChoiceOptions(
+                request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts, job.calls
+            ),
             service_tier=FLEX if job.flex else DEFAULT,
         )
 
@@ -286,7 +323,7 @@ class Jobs:
 
 def _schema_notes(request: ChatRequest) -> list[str]:
     """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
-    unheld = request.response_format.checked_schema.unheld if request.response_format else ()
+    unheld = request.answer_schema.unheld
     return [f"keywords of the schema without effect: {listed(unheld, MAX_NAMED)}"] if unheld else []
 
 

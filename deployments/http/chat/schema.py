@@ -6,9 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -19,8 +17,9 @@ from pydantic_core import PydanticCustomError
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
+from deployments.http.chat.tools import MAX_TOOLS, MessageCall, Tool, ToolChoice, check_choice, forced_schema
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
-from deployments.http.json_body import TAG
+from deployments.http.json_body import TAG, Body, Unread
 from deployments.http.json_schema.checked_schema import CheckedSchema, checked_schema
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
@@ -42,12 +41,6 @@ MAX_TEMPLATE_KWARGS = 32
 MAX_METADATA = 16
 """OpenAI's limits of ``metadata``: pairs, here, and characters of names and of texts."""
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
-
-
-class Body(BaseModel):
-    """Base of requests: no coercion ("16" is not 16, true is not 1), and no unknown field unless `parsed` allows it."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Part(Body):
@@ -82,6 +75,7 @@ def _as_in_templates(role: str) -> str:
 
 
 Role = Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_as_in_templates)]
+ChatRole = Annotated[Literal["system", "developer", "user", "assistant", "tool"], AfterValidator(_as_in_templates)]
 
 
 def _check_empty(value: Any) -> None:
@@ -98,14 +92,15 @@ def _is_scalar(value: Any) -> Any:
 Scalar = Annotated[Any, AfterValidator(_is_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 MustBeEmpty = Annotated[Any, AfterValidator(_check_empty)]
 """A field of a message that clients send back as they got it. Only null and empty values are accepted."""
-Unread = Annotated[Any, Field(description="Accepted and ignored.")]
 
 
 class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
-    role: Role
-    content: Content | None = Field(description="null and [] mean an empty message.")
+    role: ChatRole
+    content: Content | None = Field(
+        None, description="null and [] mean an empty message. Only a message with tool_calls may lack it."
+    )
     name: str | None = None
     reasoning: Unread = None
     reasoning_content: Unread = None
@@ -113,7 +108,8 @@ class Message(Body):
     audio: MustBeEmpty = None
     function_call: MustBeEmpty = None
     refusal: MustBeEmpty = None
-    tool_calls: MustBeEmpty = None
+    tool_calls: list[MessageCall] | None = Field(None, description="Calls that the assistant has made.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message: the call whose result it is.")
 
     @property
     def text(self) -> str:
@@ -203,6 +199,13 @@ class ChatRequest(Body):
     response_format: ResponseFormat | None = Field(
         None, description="Format of the answer, for strategies that write whole solutions."
     )
+    tools: list[Tool] | None = Field(
+        None, max_length=MAX_TOOLS, description="Functions that the model may ask the client to call."
+    )
+    tool_choice: ToolChoice | None = Field(
+        None, description="auto (the default), required or one function; with none the model is told of no tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -214,13 +217,31 @@ class ChatRequest(Body):
         """
         request = parsed(cls, body, CHAT_FIELDS, unknown)
         request._check_ending()
+        request._check_tools()
         return request
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @cached_property
+    def answer_schema(self) -> CheckedSchema:
+        """The JSON schema of the answer; its text is empty for any text.
+
+        Raises:
+            BadRequest: no answer can be held to it.
+        """
+        parallel = self.parallel_tool_calls is not False
+        if (forced := forced_schema(self.offered, self.tool_choice, parallel)) is not None:
+            return forced
+        return self.response_format.checked_schema if self.response_format else CheckedSchema("")
 
     @property
     def conversation(self) -> list[Message]:
         """The messages before the answer. If none is the user's, the last one is the question, and the user's here."""
         messages = self.messages[:-1] if self.continue_final_message else self.messages
-        if any(message.role == "user" for message in messages):
+        if messages[-1].role == "tool" or any(message.role == "user" for message in messages):
             return messages
         return [*messages[:-1], messages[-1].model_copy(update={"role": "user"})]
 
@@ -247,8 +268,37 @@ class ChatRequest(Body):
             raise BadRequest(
                 "add_generation_prompt can be false only with continue_final_message", "add_generation_prompt"
             )
-        if not self.messages[last].text.strip():
+        if not self.messages[last].text.strip() and self.messages[last].role != "tool":
             raise BadRequest("the message is empty", f"messages.{last}.content")
+
+    def _check_tools(self) -> None:
+        """Checks what messages have of tools, and what is asked of the tools.
+
+        Raises:
+            BadRequest: a call or a result is not where it belongs, a tool is named twice, or no tool can be called.
+        """
+        known: set[str] = set()
+        for index, message in enumerate(self.messages):
+            path = f"messages.{index}"
+            if message.content is None and "content" not in message.model_fields_set and not message.tool_calls:
+                raise BadRequest(f"missing field: {path}.content", f"{path}.content", "missing_required_parameter")
+            if message.tool_calls and message.role != "assistant":
+                raise BadRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
+            if message.role == "tool" and message.tool_call_id not in known:
+                path = f"{path}.tool_call_id"
+                if message.tool_call_id is None:
+                    raise BadRequest(f"missing field: {path}", path, "missing_required_parameter")
+                raise BadRequest(f"{path} is the id of no call in the messages before", path)
+            if message.role != "tool" and message.tool_call_id:
+                raise BadRequest(f"{path}.tool_call_id: only a tool's message has one", f"{path}.tool_call_id")
+            known.update(call.id for call in message.tool_calls or ())
+        check_choice(self.tools or (), self.tool_choice)
+        if self.offered and self.continue_final_message:
+            raise BadRequest("continue_final_message is not supported with tools", "continue_final_message")
+        if self.offered and self.response_format is not None and self.response_format.type != "text":
+            raise BadRequest(
+                "response_format holds for whole answers: not with tools, unless tool_choice is none", "response_format"
+            )
 
     def _check_beginning(self, last: int) -> None:
         """Checks the message that is continued, and the role of the one before it.

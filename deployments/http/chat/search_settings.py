@@ -28,6 +28,9 @@ Flat = dict[str, Any]
 SAMPLING = frozenset(Sampling._fields)
 """Names of the sampling settings. Every strategy has them, as fields of its own."""
 
+NEEDS_WHOLE = {"response_format": "have a response format", "tools": "call tools"}
+"""What only an answer that is written as a whole can do, by the field that asks for it."""
+
 
 class SettingsResolver:
     """Turns requests into search settings."""
@@ -58,16 +61,16 @@ class SettingsResolver:
             merged, settings = self._merged(request, None, default_search)
         return self._capped(merged, settings, limits)
 
-    def check_whole_solutions(self, settings: SearchSettings) -> None:
-        """Raises BadRequest unless the strategy writes whole solutions, which can be held to a response format."""
+    def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
+        """Raises BadRequest unless the strategy writes whole solutions, which the field at ``path`` needs."""
         if settings.strategy.stop_condition is StopCondition.SOLUTION:
             return
         names = (name for name, each in self._strategies.items() if each.stop_condition is StopCondition.SOLUTION)
         message = (
-            f"response_format: {settings.strategy.name} writes step by step, but only an answer that is written as a "
-            f"whole can have a response format; search.strategy may be: {', '.join(names)}"
+            f"{path}: {settings.strategy.name} writes step by step, but only an answer that is written as a "
+            f"whole can {NEEDS_WHOLE[path]}; search.strategy may be: {', '.join(names)}"
         )
-        raise BadRequest(message, "response_format", "unsupported_value")
+        raise BadRequest(message, path, "unsupported_value")
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless ``name`` is the served model's name or an alias of it."""

@@ -12,11 +12,11 @@ from deployments.admission.body_threads import read_by
 from deployments.admission.clients import client_of
 from deployments.admission.errors import BadRequest, Conflict, NotFound
 from deployments.admission.proxy import WORK
-from deployments.http.chat.schema import MAX_METADATA, Body, Metadata
+from deployments.http.chat.schema import MAX_METADATA, Metadata
 from deployments.http.documentation import body_of
 from deployments.http.endpoint import ServedStore
 from deployments.http.files_and_batches.files import MAX_EXPIRES_S, MIN_EXPIRES_S
-from deployments.http.json_body import check_media, parsed_object, validated
+from deployments.http.json_body import Body, check_media, parsed_object, validated
 from deployments.http.replies import json_response
 from deployments.http.store_access import After, Limit, page
 from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, Damaged, NotThere

@@ -4,11 +4,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from deployments.admission.errors import ApiError
-from deployments.http.choices import Choice, choices
-from deployments.http.replies import Data, Head, Json, search_block, step_event, step_line, token_logprobs, usage
-from deployments.http.responses.schema import ResponsesRequest
+from deployments.http.choices import Choice, ChosenCall, choices
+from deployments.http.replies import (
+    Data,
+    Head,
+    Json,
+    pieces,
+    search_block,
+    step_event,
+    step_line,
+    token_logprobs,
+    usage,
+)
+from deployments.http.responses.schema import ResponsesRequest, Turn
 from deployments.http.responses.summary import summary_of
-from deployments.store import LOST, ResponseRecord, SearchEnd, SearchStatus
+from deployments.http.responses.tools import NamedFunction
+from deployments.store import LOST, RecordedMessage, ResponseRecord, SearchEnd, SearchStatus
 from search.run.report import SearchOutcome, StepScored, StepsPruned
 from search.settings import SearchSettings
 
@@ -50,7 +61,8 @@ class ResponseEvents:
             yield from self._text_begun()
             self.next = FIRST_STEP + steps
         for index, item in enumerate(ended["output"]):
-            yield from self._reasoning(index, item) if item["type"] == "reasoning" else self._message(index, item)
+            events = {"reasoning": self._reasoning, "function_call": self._call}.get(item["type"], self._message)
+            yield from events(index, item)
         # This API has no event for a cancelled response.
         kind = ended["status"] if ended["status"] in ("completed", "incomplete") else "failed"
         yield self._event(f"response.{kind}", response=ended)
@@ -91,6 +103,16 @@ class ResponseEvents:
         yield self._event("response.content_part.done", **where, part=part)
         yield self._event("response.output_item.done", output_index=index, item=item)
 
+    def _call(self, index: int, item: Json) -> Iterator[Json]:
+        where, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        for piece in pieces(arguments):
+            yield self._event("response.function_call_arguments.delta", **where, delta=piece)
+        done = {"name": item["name"], "arguments": arguments}
+        yield self._event("response.function_call_arguments.done", **where, **done)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
     def _event(self, kind: str, **fields: Any) -> Json:
         event = {"type": kind, "sequence_number": self.next, **fields}
         self.next += 1
@@ -122,7 +144,7 @@ class ResponseReply:
     @property
     def record(self) -> ResponseRecord:
         """What is stored of the response when it begins."""
-        messages = tuple((str(turn["role"]), turn["content"] or "") for turn in self._request.own_messages)
+        messages = tuple(map(recorded, self._request.own_messages))
         return ResponseRecord(response=self.begun, messages=messages, streamed=bool(self._request.stream))
 
     def note(self, data: Json) -> None:
@@ -149,7 +171,9 @@ class ResponseReply:
             content = [_reasoning_text("".join(self._lines))] if self._lines else []
             summary = [_summary_text(summary_of(outcome, self._head, wanted != "concise"))] if wanted else []
             output.append(_reasoning(f"rs_{search_id}", "completed", content, summary))
-        output.append(_message(f"msg_{search_id}", choice))
+        if choice.content is not None:
+            output.append(_message(f"msg_{search_id}", choice))
+        output += [_call(f"fc_{search_id}_{index}", call) for index, call in enumerate(choice.calls)]
         return {
             **self.begun,
             "status": "incomplete" if cut_off else "completed",
@@ -194,6 +218,7 @@ def search_id_of(response: Json) -> str:
 def _begun(request: ResponsesRequest, settings: SearchSettings, head: Head, stored: bool) -> Json:
     reasoning = request.reasoning
     wanted = request.text.format if request.text else None
+    choice = request.tool_choice
     return {
         "id": head.reply_id,
         "object": "response",
@@ -207,7 +232,7 @@ def _begun(request: ResponsesRequest, settings: SearchSettings, head: Head, stor
         "metadata": request.metadata or {},
         "model": head.model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id or None,
         "reasoning": {
             "effort": reasoning.effort if reasoning else None,
@@ -219,8 +244,8 @@ def _begun(request: ResponsesRequest, settings: SearchSettings, head: Head, stor
         "text": {
             "format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True),
         },
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+        "tools": [tool.model_dump() for tool in request.tools or ()],
         "top_p": settings.strategy.top_p,
         "truncation": "disabled",
         "usage": None,
@@ -254,6 +279,18 @@ def _message(item_id: str, choice: Choice) -> Json:
         "status": "incomplete" if choice.finish_reason == "length" else "completed",
         "content": [{"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}],
     }
+
+
+def _call(item_id: str, call: ChosenCall) -> Json:
+    told = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+    return {"type": "function_call", "id": item_id, **told, "status": "completed"}
+
+
+def recorded(turn: Turn) -> RecordedMessage:
+    """A message as it is stored."""
+    tools = {field: value for field, value in turn.items() if field in ("tool_calls", "tool_call_id")}
+    message = (str(turn["role"]), str(turn["content"] or ""))
+    return (*message, tools) if tools else message
 
 
 def _usage(head: Head, outcome: SearchOutcome) -> Json:

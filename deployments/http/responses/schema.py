@@ -13,20 +13,29 @@ from deployments.http.chat.schema import (
     MAX_METADATA,
     MAX_TEMPLATE_KWARGS,
     MAX_TOP_K,
-    Body,
     ChatRequest,
     Metadata,
     Part,
     Role,
     Scalar,
-    Unread,
     text_of,
 )
+from deployments.http.chat.tools import MAX_TOOLS
 from deployments.http.fields import RESPONSES_FIELDS, parsed
-from deployments.http.json_body import TAG
+from deployments.http.json_body import TAG, Body, Unread
+from deployments.http.responses.tools import (
+    CallItem,
+    FunctionChoice,
+    FunctionTool,
+    NamedFunction,
+    OutputItem,
+    Placed,
+    joined,
+    path_of,
+)
 
-Turn = dict[str, str | None]
-"""``role`` and ``content``."""
+Turn = dict[str, Any]
+"""``role`` and ``content``, and what the message has of tools."""
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -95,11 +104,14 @@ class ReasoningItem(Body):
 
 def _kind_of_item(item: Any) -> str:
     kind = item.get("type") if isinstance(item, dict) else None
-    return f"{TAG}reasoning" if kind == "reasoning" else f"{TAG}message"
+    return f"{TAG}{kind}" if kind in ("reasoning", "function_call", "function_call_output") else f"{TAG}message"
 
 
 Item = Annotated[
-    Annotated[InputMessage, Tag(f"{TAG}message")] | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")],
+    Annotated[InputMessage, Tag(f"{TAG}message")]
+    | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")]
+    | Annotated[CallItem, Tag(f"{TAG}function_call")]
+    | Annotated[OutputItem, Tag(f"{TAG}function_call_output")],
     Discriminator(_kind_of_item),
 ]
 
@@ -189,6 +201,13 @@ class ResponsesRequest(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     chat_template_kwargs: dict[str, Scalar] | None = Field(None, max_length=MAX_TEMPLATE_KWARGS)
+    tools: list[FunctionTool] | None = Field(
+        None, max_length=MAX_TOOLS, description="Functions that the model may ask the client to call."
+    )
+    tool_choice: FunctionChoice | None = Field(
+        None, description="auto (the default), required or one function; with none the model is told of no tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -203,13 +222,20 @@ class ResponsesRequest(Body):
     @property
     def own_messages(self) -> list[Turn]:
         """The messages of the input."""
+        return [message.turn for message in self.placed_messages]
+
+    @property
+    def placed_messages(self) -> list[Placed]:
+        """The messages of the input with their places in it."""
         if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        return [
-            {"role": item.role, "content": None if item.content is None else item.text}
-            for item in self.input
-            if isinstance(item, InputMessage)
-        ]
+            return [Placed({"role": "user", "content": self.input}, 0, [])]
+        items: list[tuple[int, Turn]] = []
+        for place, item in enumerate(self.input):
+            if isinstance(item, InputMessage):
+                items.append((place, {"role": item.role, "content": None if item.content is None else item.text}))
+            elif not isinstance(item, ReasoningItem):
+                items.append((place, item.chat))
+        return list(joined(items))
 
     def chat(self, earlier: Sequence[Turn] = ()) -> ChatRequest:
         """Returns the chat request for the same search. ``earlier``: the conversation of the previous response.
@@ -224,10 +250,14 @@ class ResponsesRequest(Body):
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
             "response_format": self.text.format.response_format if self.text and self.text.format else None,
+            "tools": None if self.tools is None else [tool.chat for tool in self.tools],
+            "tool_choice": self.tool_choice,
         }
+        if isinstance(self.tool_choice, NamedFunction):
+            given["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         same_fields = (
             *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "top_logprobs"),
-            *("search", "stream", "store", "service_tier"),
+            *("search", "stream", "store", "service_tier", "parallel_tool_calls"),
         )
         with spoken_of(self, len(earlier)):
             return ChatRequest.parse(given | {name: getattr(self, name) for name in same_fields})
@@ -270,6 +300,8 @@ def _path(param: str, request: ResponsesRequest, earlier: int) -> str:
     first, _, rest = param.partition(".")
     if first == "response_format":
         return ".".join(part for part in ("text.format", rest.removeprefix("json_schema").lstrip(".")) if part)
+    if first in ("tools", "tool_choice"):
+        return ".".join(part for part in param.split(".") if part != "function")
     if first != "messages":
         return param
     number, _, field = rest.partition(".")
@@ -283,5 +315,4 @@ def _path(param: str, request: ResponsesRequest, earlier: int) -> str:
         return "previous_response_id"
     if isinstance(request.input, str):
         return "input"
-    messages = [position for position, item in enumerate(request.input) if isinstance(item, InputMessage)]
-    return ".".join(part for part in ("input", str(messages[index]), field) if part)
+    return f"input.{path_of(request.placed_messages[index], field)}"

@@ -12,6 +12,7 @@ from deployments.http.errors import api_error
 from deployments.http.replies import Json
 from deployments.http.responses.reply import ResponseEvents, ended_response, search_id_of
 from deployments.http.responses.schema import Turn
+from deployments.http.responses.tools import call_of
 from deployments.http.searches.stored_searches import events_and_end
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import sse
@@ -21,21 +22,20 @@ PREFIX = "resp_"
 MAX_TURNS = 256
 """Maximum number of responses in a conversation."""
 PREVIOUS = "previous_response_id"
+ITEM_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
+"""Beginnings of items' ids."""
+_NO_TOOLS: Json = {}
 
 
 class InputItem(NamedTuple):
-    """A message of a stored response's input."""
+    """A message, a call or a result of a stored response's input."""
 
     id: str
-    role: str
-    text: str
+    item: Json
 
     @property
     def json(self) -> Json:
-        text: Json = {"type": "input_text", "text": self.text}
-        if self.role == "assistant":
-            text = {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-        return {"id": self.id, "type": "message", "role": self.role, "status": "completed", "content": [text]}
+        return {"id": self.id, "status": "completed", **self.item}
 
 
 class StoredResponse(NamedTuple):
@@ -71,8 +71,26 @@ def stored_response(searches: Searches, response_id: str) -> StoredResponse:
 
 def input_items(record: ResponseRecord) -> list[InputItem]:
     """The messages of a response's own input, in their order."""
-    prefix = f"msg_{search_id_of(record.response)}"
-    return [InputItem(f"{prefix}_{index}", role, text) for index, (role, text) in enumerate(record.messages)]
+    prefix = search_id_of(record.response)
+    return [
+        InputItem(f"{ITEM_PREFIXES[item['type']]}_{prefix}_{index}", item)
+        for index, item in enumerate(item for message in record.messages for item in _items(*message))
+    ]
+
+
+def _items(role: str, text: str, tools: Json = _NO_TOOLS) -> Iterator[Json]:
+    """Yields the input items of a stored message."""
+    if "tool_call_id" in tools:
+        yield {"type": "function_call_output", "call_id": tools["tool_call_id"], "output": text}
+        return
+    calls = tools.get("tool_calls", ())
+    if text or not calls:
+        part: Json = {"type": "input_text", "text": text}
+        if role == "assistant":
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        yield {"type": "message", "role": role, "content": [part]}
+    for call in calls:
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
 
 
 def conversation(searches: Searches, response_id: str, max_chars: int) -> list[Turn]:
@@ -87,10 +105,9 @@ def conversation(searches: Searches, response_id: str, max_chars: int) -> list[T
     name: str | None = response_id
     while name is not None:
         begun, answer = _answered(searches, name, is_earlier=name != response_id)
-        turns: list[Turn] = [{"role": "assistant", "content": answer}]
-        turns += [{"role": role, "content": text} for role, text in reversed(begun.messages)]
+        turns = [answer, *(_turn(*message) for message in reversed(begun.messages))]
         newest_first += turns
-        chars += sum(len(turn["content"] or "") for turn in turns)
+        chars += sum(len(turn["content"] or "") + len(str(turn.get("tool_calls", ""))) for turn in turns)
         responses += 1
         if responses > MAX_TURNS or chars > max_chars:
             limits = f"{MAX_TURNS} responses and {max_chars} characters"
@@ -100,8 +117,22 @@ def conversation(searches: Searches, response_id: str, max_chars: int) -> list[T
     return newest_first[::-1]
 
 
-def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[ResponseRecord, str]:
-    """Returns a response of a conversation and the text of its answer. ``is_earlier``: whether it comes before the
+def _turn(role: str, text: str, tools: Json = _NO_TOOLS) -> Turn:
+    return {"role": role, "content": text, **tools}
+
+
+def _answer(output: list[Json]) -> Turn:
+    """Returns the assistant's message in the output of a response."""
+    text = "".join(item["content"][0]["text"] for item in output if item["type"] == "message")
+    called = (item for item in output if item["type"] == "function_call")
+    calls = [call_of(item["call_id"], item["name"], item["arguments"]) for item in called]
+    if not calls and output[-1]["type"] != "message":
+        raise ValueError("there is no message")
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+
+
+def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[ResponseRecord, Turn]:
+    """Returns a response of a conversation and its answer. ``is_earlier``: whether it comes before the
     previous response, so that the client did not name it.
 
     Raises:
@@ -118,7 +149,7 @@ def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[Response
         message = f"{PREVIOUS}: {name} is {response['status']} and has no answer"
         raise BadRequest(message, PREVIOUS, "previous_response_not_completed")
     with _read(stored.search):
-        return stored.begun, str(response["output"][-1]["content"][0]["text"])
+        return stored.begun, _answer(response["output"])
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import json
+import re
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +20,7 @@ from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_record
 from deployments.admission.proxy import middlewares
 from deployments.config import AppConfig, KeyRecord
+from deployments.engines.tool_support import ToolSupport
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
 from deployments.http.chat.search_settings import SettingsResolver
@@ -32,10 +35,13 @@ from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.service.slots import Slots
+from deployments.service.tool_calls import Said
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
+from search.answers.tool_calls import ToolCall
 from search.errors import GeneratorError, PromptTooLong
 from search.ports import (
+    Branch,
     Child,
     ChildGroup,
     ExpandRequest,
@@ -75,20 +81,28 @@ class Letters:
         return [ord(letter) for letter in text]
 
     template_variables = frozenset({"enable_thinking", "opens_thought"})
+    tool_support = ToolSupport(tools=True, calls=True, results=True)
 
     def encode_chat(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         template_kwargs: Mapping[str, Any] | None = None,
         max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        if tools or any("tool_calls" in message or "tool_call_id" in message for message in messages):
+            turns = json.dumps([*messages, *tools])
         return self.encode_text(turns + options, max_tokens=max_tokens)
 
     def open_thought(
-        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """As if the template opened a thought where it is told to."""
         return "<think>" if (template_kwargs or {}).get("opens_thought") else ""
@@ -96,6 +110,17 @@ class Letters:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Every token is three letters, except 1, which ends the solution."""
         return ["" if token == 1 else f"{token:03}" for token in token_ids]
+
+
+class TaggedCalls:
+    """Reads calls as JSON between tags."""
+
+    def start(self) -> None: ...
+
+    async def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+        found = [json.loads(each) for each in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
+        calls = tuple(ToolCall(each["name"], json.dumps(each["arguments"])) for each in found)
+        return Said(text.partition("<tool_call>")[0] if calls else text, calls)
 
 
 class FakeGenerator:
@@ -114,6 +139,9 @@ class FakeGenerator:
         self.salts: set[str] = set()
         self.samplings: set[Sampling] = set()
         self.lanes: set[Lane] = set()
+        self.texts: Sequence[str] = ()
+        """Whole solutions that it writes in place of its own, by the index of the branch."""
+        self.prompts: list[str] = []
         self.schemas: list[str] = []
         """The JSON schema of each call; empty: any text."""
 
@@ -137,9 +165,10 @@ class FakeGenerator:
             ):
                 yield ChildGroup(given_back, Headroom(3, 12, 0, 0))
             for part in request.expansions:
+                self.prompts.append("".join(map(chr, part.prefix)))
                 yield ChildGroup(
                     tuple(
-                        Child(part.parent, branch.index, self._steps(part.parent, branch.seed, request), self.cached)
+                        Child(part.parent, branch.index, self._written(part.parent, branch, request), self.cached)
                         for branch in part.branches[: self.max_children]
                     )
                 )
@@ -162,6 +191,14 @@ class FakeGenerator:
             return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7, recomputed_tokens=again)
         finally:
             self.running -= 1
+
+    def _written(self, parent: tuple[int, ...], branch: Branch, request: ExpandRequest) -> tuple[Step, ...]:
+        if not self.texts:
+            return self._steps(parent, branch.seed, request)
+        text = self.texts[branch.index % len(self.texts)]
+        # A text that ends in … is cut off by a limit.
+        end = StepEnd.LENGTH if text.endswith("…") else StepEnd.END_OF_SEQUENCE
+        return (Step((7,) * STEP_TOKENS, text.removesuffix("…"), end),)
 
     def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
         if request.stop_condition is StopCondition.STEP:
@@ -225,10 +262,11 @@ class World:
         **controller: Any,
     ) -> None:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
+        context = controller.pop("max_model_len", 512)
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
-                "generator": {"served_name": "m", "max_model_len": 512},
+                "generator": {"served_name": "m", "max_model_len": context},
                 "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
                 | controller,
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, **http},
@@ -256,10 +294,11 @@ class World:
         if self.store is not None:
             self.store.prepare()
         self.answers = AnswerCache.of(settings.answer_cache)
+        self.jobs = Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder, TaggedCalls())
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
-            jobs=Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder),
+            jobs=self.jobs,
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),

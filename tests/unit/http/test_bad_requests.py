@@ -75,7 +75,7 @@ def message(content: Any) -> dict[str, Any]:
         (chat(search={"stop": [""]}), 400, "search.stop.0"),
         (chat(logprobs=1), 400, "logprobs"),
         (chat(logprobs=True, top_logprobs=2), 400, "top_logprobs"),
-        (chat(tools=[{"type": "function"}]), 400, "tools"),
+        (chat(tools=[{"type": "function"}]), 400, "tools.0.function"),
         (chat(response_format={"type": "json_object"}), 400, "response_format"),
         (chat(response_format={"type": "json"}), 400, "response_format.type"),
         (chat(frequency_penalty=0.5), 400, "frequency_penalty"),

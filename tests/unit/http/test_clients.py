@@ -142,7 +142,6 @@ class TestMessages:
         ("field", "value"),
         [
             ("refusal", "I cannot."),
-            ("tool_calls", [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
             ("function_call", {"name": "f", "arguments": "{}"}),
             ("audio", {"id": "audio_1"}),
             ("annotations", [{"type": "url_citation"}]),

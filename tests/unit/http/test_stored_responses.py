@@ -478,12 +478,6 @@ async def test_without_a_store_the_routes_say_so(world: World) -> None:
         assert (error.param, error.code) == (next(iter(fields)), "store_disabled")
 
 
-async def test_tools_are_refused_by_name(kept: World) -> None:
-    error = await refusal(client_of(kept).responses.create(**ASKED, tools=[{"type": "web_search"}]))
-    assert error.param == "tools"
-    assert "tools is not supported" in error.message
-
-
 async def test_a_stored_response_expires(kept: World, tmp_path: Path) -> None:
     client = client_of(kept)
     response = await client.responses.create(**ASKED)

@@ -1,0 +1,226 @@
+"""The tool calls in what a model wrote, read by vLLM's parser in a worker process."""
+
+import asyncio
+import hashlib
+import json
+import logging
+import sys
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from search.answers.equivalence import WAIT_S, Grouping
+from search.answers.json_answer import json_answer
+from search.answers.thoughts import outside_thoughts
+from search.answers.tool_calls import ToolCall, calls_answer
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.tools.worker_process import WorkerLost, WorkerProcess
+from search.tree import Node
+
+logger = logging.getLogger(__name__)
+WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
+STARTUP_S = 180.0
+"""Timeout of the worker's start, wall clock: it imports vLLM."""
+REPLY_S = 10.0
+"""Timeout of reading one text, wall clock. Then the text counts as one without calls."""
+
+
+class ToolCallsUnread(RuntimeError):
+    """Calls cannot be read: the parser does not suit the tokenizer, or its process cannot be started."""
+
+
+class Said(NamedTuple):
+    """What a model answered."""
+
+    content: str
+    """The text outside of thoughts and calls."""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class ToolCallParser:
+    """Reads the calls in texts, one text at a time, in a process that starts at the first request with tools."""
+
+    def __init__(self, generator: str, parser: str, script: Path = WORKER_SCRIPT) -> None:
+        """``generator``: the generator's settings, as JSON. ``parser``: name of vLLM's parser."""
+        greeting = json.dumps({"path": sys.path, "generator": generator, "parser": parser})
+        self._worker = WorkerProcess("tool call parser", script, STARTUP_S, greeting.encode() + b"\n")
+        # One thread is the queue to the one worker.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-calls")
+
+    def start(self) -> None:
+        """Begins to start the process, so that it is ready when the first text is written."""
+        self._thread.submit(self._start)
+
+    async def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+        """Returns what a text without thoughts says.
+
+        Raises:
+            ToolCallsUnread: there is no process that could read it.
+        """
+        line = json.dumps([text, tools]).encode() + b"\n"
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, text, line)
+
+    def close(self) -> None:
+        """Ends the process, busy or not."""
+        self._worker.kill()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+    def _start(self) -> None:
+        """Raises ToolCallsUnread."""
+        try:
+            told = self._worker.start()
+        except WorkerLost as error:
+            raise ToolCallsUnread(str(error)) from error
+        if told and (fault := json.loads(told).get("error")):
+            self._worker.close()
+            raise ToolCallsUnread(fault)
+
+    def _read(self, text: str, line: bytes) -> Said:
+        self._start()
+        try:
+            content, calls = json.loads(self._worker.exchange(line, REPLY_S))
+        except WorkerLost as error:
+            logger.warning("a text counts as one without tool calls: %s", error)
+            return Said(text)
+        return Said(content, tuple(ToolCall(*call) for call in calls))
+
+
+Read = Callable[[str], Awaitable[Said]]
+
+
+class CallReader(ABC):
+    """Reads the calls in the answers of one search."""
+
+    def __init__(self, prompt: Sequence[int], parallel: bool, exclude_arguments: Collection[str]) -> None:
+        """
+        Args:
+            prompt: that of the search.
+            parallel: whether there may be more than one call; if not, the first counts.
+            exclude_arguments: names of arguments by which calls do not differ.
+        """
+        self._prompt = hashlib.blake2b(array("L", prompt).tobytes(), digest_size=16).digest()
+        self._parallel = parallel
+        self._exclude = frozenset(exclude_arguments)
+
+    @abstractmethod
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        """The environment of the search. ``shared``: that of searches without tools."""
+
+    @abstractmethod
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        """What the path to ``node`` says, one of those that answer."""
+
+    def answered(self, outcome: SearchOutcome) -> SearchOutcome:
+        """The outcome with its answers as clients read them."""
+        return outcome
+
+    def ids(self, outcome: SearchOutcome, said: Said) -> list[str]:
+        """The ids of calls: the same for the same seed and prompt, and others for another prompt."""
+        told = json.dumps([outcome.seed, said.calls]).encode()
+        digest = hashlib.blake2b(told, digest_size=12, key=self._prompt).hexdigest()
+        return [f"call_{digest}{index:02x}" for index in range(len(said.calls))]
+
+    def _kept(self, said: Said) -> Said:
+        return said if self._parallel else said._replace(calls=said.calls[:1])
+
+
+class WrittenCalls(CallReader):
+    """Calls that a model may write among its text.
+
+    In the search an answer is a path's whole text; the reader is its matcher, for which equal calls are one answer.
+    Other texts are grouped by the answers in them, or where these have none, as they are.
+    """
+
+    def __init__(
+        self, read: Read, prompt: Sequence[int] = (), parallel: bool = True, exclude_arguments: Collection[str] = ()
+    ) -> None:
+        """``read``: what a text without thoughts says."""
+        super().__init__(prompt, parallel, exclude_arguments)
+        self._read = read
+        self._said: dict[str, Said] = {}
+
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        self._shared = shared
+        return replace(shared, matcher=self, extract_answer=str)
+
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        return self._said[outcome.tree.answer_of(node) or ""]
+
+    async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
+        """See `AnswerMatcher.grouping`."""
+        alike: dict[Said | str, list[int]] = {}
+        others: dict[int, str] = {}
+        for index, text in enumerate(answers):
+            said = self._said[text] = self._said.get(text) or await self._read_outside_thoughts(text)
+            if said.calls:
+                alike.setdefault(calls_answer(said.calls, self._exclude), []).append(index)
+            elif (answer := self._shared.extract_answer(said.content)) is not None:
+                others[index] = answer
+            else:
+                alike.setdefault(said, []).append(index)
+        indices = list(others)
+        read = await self._shared.matcher.grouping(list(others.values()), wait_s)
+        groups = [*alike.values(), *([indices[member] for member in group] for group in read.groups)]
+        return Grouping(sorted(groups), read.unread)
+
+    def answered(self, outcome: SearchOutcome) -> SearchOutcome:
+        """The outcome with answers in place of whole texts: calls in canonical form, the answer in a text, or none."""
+        selection = outcome.selection
+        groups = tuple(group._replace(answer=self._answer(group.answer) or "") for group in selection.groups)
+        answer = None if selection.answer is None else self._answer(selection.answer)
+        return replace(outcome, selection=selection._replace(answer=answer, groups=groups))
+
+    def _answer(self, text: str) -> str | None:
+        said = self._said[text]
+        return calls_answer(said.calls, self._exclude) if said.calls else self._shared.extract_answer(said.content)
+
+    async def _read_outside_thoughts(self, text: str) -> Said:
+        content = "".join(text[start:end] for start, end in outside_thoughts(text))
+        return self._kept(await self._read(content if content == text else content.lstrip("\n")))
+
+
+class ForcedCalls(CallReader):
+    """Calls to which a JSON schema holds the answer: its whole text is JSON.
+
+    As vLLM writes it: the arguments of the one function that must be called, or a list of calls, each with ``name`` and
+    ``parameters``.
+    """
+
+    def __init__(
+        self,
+        function: str | None = None,
+        prompt: Sequence[int] = (),
+        parallel: bool = True,
+        exclude_arguments: Collection[str] = (),
+    ) -> None:
+        """``function``: the one that must be called; None: any of them."""
+        super().__init__(prompt, parallel, exclude_arguments)
+        self._function = function
+
+    def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
+        def answer(text: str) -> str | None:
+            calls = self._calls(text)
+            return calls_answer(calls, self._exclude) if calls else None
+
+        return replace(shared, json_answer=answer)
+
+    def said(self, outcome: SearchOutcome, node: Node) -> Said:
+        text = outcome.tree.text_of(node)
+        calls = self._calls(text)
+        return self._kept(Said("", calls)) if calls else Said(text)
+
+    def _calls(self, text: str) -> tuple[ToolCall, ...]:
+        """The calls in a text; none in one that a limit has cut off."""
+        if json_answer(text) is None:
+            return ()
+        if self._function is not None:
+            return (ToolCall(self._function, text.strip()),)
+        return tuple(
+            ToolCall(call["name"], json.dumps(call["parameters"], ensure_ascii=False)) for call in json.loads(text)
+        )
