@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.json_answer import json_answer
-from search.answers.thoughts import outside_thoughts
+from search.answers.thoughts import parts
 from search.answers.tool_calls import ToolCall, calls_answer
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -38,7 +38,7 @@ class Said(NamedTuple):
     """What a model answered."""
 
     content: str
-    """The text outside of thoughts and calls."""
+    """The text behind the thinking, without the calls."""
     calls: tuple[ToolCall, ...] = ()
 
 
@@ -157,7 +157,7 @@ class WrittenCalls(CallReader):
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or await self._read_outside_thoughts(text)
+            said = self._said[text] = self._said.get(text) or await self._read_behind_thoughts(text)
             if said.calls:
                 alike.setdefault(calls_answer(said.calls, self._exclude), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
@@ -180,9 +180,8 @@ class WrittenCalls(CallReader):
         said = self._said[text]
         return calls_answer(said.calls, self._exclude) if said.calls else self._shared.extract_answer(said.content)
 
-    async def _read_outside_thoughts(self, text: str) -> Said:
-        content = "".join(text[start:end] for start, end in outside_thoughts(text))
-        return self._kept(await self._read(content if content == text else content.lstrip("\n")))
+    async def _read_behind_thoughts(self, text: str) -> Said:
+        return self._kept(await self._read(text[parts(text).start :]))
 
 
 class ForcedCalls(CallReader):
@@ -211,7 +210,7 @@ class ForcedCalls(CallReader):
         return replace(shared, json_answer=answer)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        text = outcome.tree.text_of(node)
+        text = outcome.tree.text_of(node)[outcome.tree.parts_of(node).start :]
         calls = self._calls(text)
         return self._kept(Said("", calls)) if calls else Said(text)
 
