@@ -124,6 +124,7 @@ class SearchControllerReplica:
                 else None
             ),
             thinking_context=config.generator.max_model_len if encoder.marks else 0,
+            thought_is_over=encoder.thought_is_over,
             scores_thinking=controller.prm_reads_thinking,
             model=config.generator.served_name,
         )

@@ -30,6 +30,10 @@ _BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt",
 """Variables of chat templates that are set by transformers."""
 
 
+TAIL = 32
+"""Tokens at the end of a prompt that may close a thought: the mark, and whitespace behind it."""
+
+
 class ChatEncoder:
     """Encodes chats and plain texts for one tokenizer."""
 
@@ -197,6 +201,19 @@ class ChatEncoder:
             details.special and token not in kept and has_marks(details.content)
             for token, details in self._added.items()
         )
+
+    def thought_is_over(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends behind a thought, as where the template is told that there is to be no thinking."""
+        marks, tail = self.marks, list(prompt[-TAIL:])
+        if marks is None:
+            return True
+        texts = self.token_texts(tail)
+        while tail and not texts[-1].strip():
+            tail.pop()
+            texts.pop()
+        if marks.tokens is not None:
+            return tail[-1:] == [marks.tokens[1]]
+        return "".join(texts).rstrip().endswith(marks.closing)
 
     @property
     def given_tokens(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -166,7 +166,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         started, parameters = self._running, cache(partial(self._sampling_params, request))
         try:
-            with started.write_ahead.call(request, parameters(Until(request.stop_condition))) as ahead:
+            with started.write_ahead.call(
+                request, parameters(Until(request.stop_condition), bool(request.json_schema))
+            ) as ahead:
                 async with self._call(request, alone, canary) as call:
                     unwritten = self._submit(call, request, parameters, ahead)
                     if ahead is not None:
@@ -350,16 +352,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _draft(self, request: ExpandRequest, item: ExpandItem, branch: Branch) -> Draft:
         """A branch with its first segment begun."""
         running = self._running
-        thought = request.thought
-        if thought is not None and (item.parent or running.splitter.thought_is_over(item.prefix)):
-            thought = None
+        thought = None if item.parent else request.thought  # Below the root, it is over.
         room, grammar = running.context - len(item.prefix), bool(request.json_schema)
         task = Task(Until(request.stop_condition), branch.max_tokens, room, thought, grammar, running.marks)
         segment = first_segment(task)
         logprobs = () if request.logprobs else None
         return Draft(Child(item.parent, branch.index, (), 0), task, segment, logprobs=logprobs).began(segment)
 
-    def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool = False) -> SamplingParams:
+    def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool) -> SamplingParams:
         """Parameters of a segment, but for seed and length."""
         stop = self._running.splitter.stop_at(until)
         schema = StructuredOutputsParams(json=request.json_schema) if grammar else None

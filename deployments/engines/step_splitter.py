@@ -121,18 +121,6 @@ class StepSplitter:
             thought = self.thought_in(prompt, token_ids, task.thought.opened)
         return self.split(prompt, token_ids, cut_off, draft.logprobs, thought, draft.given)
 
-    def thought_is_over(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends behind a thought, as where its template asks for no thinking."""
-        marks = self._marks
-        if marks is None:
-            return True
-        end = len(prompt)
-        while end and prompt[end - 1] in self._blank_ids:
-            end -= 1
-        if marks.tokens is not None:
-            return end > 0 and prompt[end - 1] == marks.tokens[1]
-        return self.text(prompt[max(0, end - len(marks.closing)) : end]).rstrip().endswith(marks.closing)
-
     def thought_in(self, prompt: Sequence[int], token_ids: Sequence[int], opened: bool) -> int:
         """Number of tokens, the first of a whole solution to ``prompt``, that are thinking: all of them if the thought
         does not end. ``opened``: whether the prompt ends in an open thought."""

@@ -56,6 +56,8 @@ class SearchEnvironment:
     thinking_context: int = 0
     """Where the generator thinks: its own context length in tokens, which prompt, thought and solution share. 0: it
     does not think, or its thoughts are not told from steps."""
+    thought_is_over: Callable[[Sequence[int]], bool] = lambda prompt: False
+    """Whether a prompt ends behind a thought, so that no other follows."""
     scores_thinking: bool = False
     """Whether the scorer reads a path's thinking as the beginning of its first step; otherwise it reads the solution
     alone."""

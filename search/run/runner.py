@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
+from search.answers.thoughts import open_thought as open_mark
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
@@ -123,6 +124,9 @@ async def run_search(
     if len(prompt) >= context_tokens:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
     context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
+    scores_solutions = bool(context) and not environment.scores_thinking
+    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
+        context = 0  # The solution has begun.
     limits = PathLimits(
         tuple(prompt),
         context_tokens,
@@ -135,7 +139,7 @@ async def run_search(
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
     grown.open_thought = "" if json_schema and not context else open_thought
-    grown.scores_solutions = bool(context) and not environment.scores_thinking
+    grown.scores_solutions = scores_solutions
     grown.answers_without_thought = bool(json_schema)
     search = _Search(
         question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill, json_schema
@@ -452,12 +456,11 @@ class _Search:
                 continue
             items, scored = [], []
             for chain in chains:
-                texts = self._tree.step_texts(chain[-1])
-                if not texts[-1] and chain[-1].thought_tokens:
-                    # It ended in its thought: there is no solution that the scorer could read.
+                if self._tree.scores_solutions and _is_all_thought(chain[-1]):
+                    # There is no solution that the scorer could read.
                     self._arrive(self._results.complete(chain, [0.0], neutral=False))
                 else:
-                    items.append(ScoreItem(texts, len(chain)))
+                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain)))
                     scored.append(chain)
                 await turns.pass_on()
             if items:
@@ -520,13 +523,11 @@ class _Search:
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:
-        """How these branches think; None if they do not: below the root, the thought is over, and so it is behind a
-        prefill that has begun the solution."""
+        """How these branches think; None if they do not: below the root, the thought is over."""
         limits, tree = self._limits, self._tree
-        opened = bool(tree.thought_at(tree.root))
-        begun = bool(tree.prefill.text.strip()) and not opened
-        if not limits.thinking_context or begun or all(node.depth > 1 for node in branches):
+        if not limits.thinking_context or all(node.depth > 1 for node in branches):
             return None
+        opened = bool(tree.thought_at(tree.root))
         whole = requested(branches[0]).whole
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
@@ -611,6 +612,11 @@ def _awaits_hook(node: Node) -> bool:
     grow and has not grown yet."""
     whole = node.request is None or node.request.whole
     return not (whole or node.ends or node.asked_below or node.hook is not None)
+
+
+def _is_all_thought(node: Node) -> bool:
+    """Whether the path ended in its thought or directly behind it; the node is then its only one."""
+    return node.step is not None and node.step.thought.tokens > 0 and not node.step.solution
 
 
 def unscored_chains(tree: SearchTree) -> list[list[Node]]:

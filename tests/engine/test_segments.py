@@ -143,7 +143,8 @@ def test_a_prompt_may_end_behind_a_thought(kind: str) -> None:
         "": False,
         "\n": False,
     }.items():
-        assert engine.splitter.thought_is_over(engine.encode(text)[:-1]) == over, text
+        encoder = ChatEncoder(engine.tokenizer, engine.marks)
+        assert encoder.thought_is_over(engine.encode(text)[:-1]) == over, text
 
 
 @pytest.mark.parametrize("name", MARKS)

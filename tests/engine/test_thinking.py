@@ -209,6 +209,7 @@ class TextScorer:
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         self.firsts |= {item.steps[0] for item in request.items}
+        await asyncio.sleep(0.03)  # time for writing ahead
         return [
             [len(step) % 16 / 15 for step in item.steps[len(item.steps) - item.unscored :]] for item in request.items
         ]
@@ -235,7 +236,6 @@ async def test_trees_of_thinking_searches_are_the_same_with_writing_ahead_and_be
         settings = parse_search(SEARCHES[number // 2] | limits)
         outcome = await run_search("?", prompt, settings, environment, search_id=search_id, open_thought=opened)
         first_steps = [node.step for node in outcome.tree.nodes if node.depth == 1 and node.step]
-        assert any(step.thought.tokens for step in first_steps)
         assert scorer.firsts == {step.solution for step in first_steps} - {""}
         assert not any("<think>" in text for text in scorer.firsts)
         return outcome

@@ -47,6 +47,8 @@ def test_the_tokens_that_it_is_given_are_those_of_its_template(
     )
     assert silent == [*thinking, *opening, *no_thought]
     assert {OPENING, CLOSING}.isdisjoint(thinking), "a question's marks are text"
+    assert encoder.thought_is_over(silent)
+    assert not encoder.thought_is_over(thinking)
     for wanted in (True, False):
         assert encoder.open_thought(QUESTION, {"enable_thinking": wanted}) == ""
 

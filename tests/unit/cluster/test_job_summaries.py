@@ -160,6 +160,7 @@ class TestExports:
         given.write_text("".join(json.dumps(line) + "\n" for line in lines))
         endpoint.trees = {"q1": with_tokens(tree_of("3", "2", None)), "q2": with_tokens(tree_of("3"))}
         endpoint.trees["q2"]["nodes"][0]["hook"] = {"text": "as you say\n\n", "token_ids": ADDED}
+        endpoint.trees["q2"]["nodes"][0]["given"] = [[1, 2]]
         arguments = ["--export", exported, "--export-format", kind, "--url", endpoint.url]
         ended = CliRunner().invoke(
             app, ["batch", str(given), str(out), *map(str, arguments)], env={"BANYAN_API_KEY": ""}
@@ -201,14 +202,15 @@ class TestExports:
         assert {question_of(rollout) for rollout in rollouts} == {"q1", "q2"}  # q0 has no known tokens
         for rollout in rollouts:
             messages = [MessageForTraining.model_validate(each) for each in rollout["response"]["output"]]
-            written: list[int] = []
-            added: list[int] = []
-            for message in messages:
-                assert message.prompt_token_ids == [1, 2, 3, *written, *added]
+            path, written, with_hook = [1, 2, 3], 0, question_of(rollout) == "q2"
+            for number, message in enumerate(messages):
+                assert message.prompt_token_ids[: len(path)] == path
+                given = len(message.prompt_token_ids) - len(path)
+                assert given == (2 if with_hook and not number else 0), "what the model was given is in the prompt"
                 assert len(message.generation_token_ids) == len(message.generation_log_probs)
-                written += message.generation_token_ids
-                added = ADDED if question_of(rollout) == "q2" else []
-            assert len(written) == 10
+                written += given + len(message.generation_token_ids)
+                path = [*message.prompt_token_ids, *message.generation_token_ids, *(ADDED if with_hook else [])]
+            assert written == 10
 
     def test_banyan(self, endpoint: Endpoint, tmp_path: Path) -> None:
         found = [TrainingLine.model_validate(line) for line in read_lines(self.export(endpoint, tmp_path, "banyan"))]

@@ -11,7 +11,7 @@ from search_fakes import PROMPT, Bench, ThinkingGenerator
 from search_settings import BUDGETS, LIMITS, SEARCHES
 
 from search.errors import LimitReached
-from search.ports import ExpandRequest
+from search.ports import Child, ExpandItem, ExpandRequest
 from search.run.report import SearchEvent, SearchOutcome
 from search.settings import parse_search
 from search.snapshot import TreeView, replay_of, restore_tree, save_tree, tree_as_json, tree_of_view
@@ -211,3 +211,32 @@ def test_behind_a_prefill_that_has_begun_the_solution_nobody_thinks(prefill: str
     asked = [request.thought for request in bench.generator.requests if request.thought]
     assert bool(asked) == thinks
     assert all(request.opened for request in asked)
+    read = {text for request in bench.scorer.requests for item in request.items for text in item.steps}
+    assert not any("think" in text for text in read)
+
+
+def test_behind_a_prompt_that_has_ended_the_thought_none_is_asked_for_or_reserved() -> None:
+    settings = {"strategy": "beam_search", "n": 4, "m": 2, "max_step_tokens": 9, "budget": {"thinking": 5}}
+    bench, _ = think(settings, thought_is_over=lambda prompt: tuple(prompt) == PROMPT)
+    assert {request.thought for request in bench.generator.requests} == {None}
+    assert {
+        each.max_tokens for request in bench.generator.requests for item in request.expansions for each in item.branches
+    } == {9}
+
+
+def test_a_last_step_without_text_is_scored_with_the_path() -> None:
+    """Such as an end of sequence alone behind the last delimiter of a whole solution."""
+
+    async def main() -> Bench:
+        bench = Bench()
+
+        def write(request: ExpandRequest, item: ExpandItem, branch: Any) -> Child:
+            first = Step((1, 2), "<think>a</think>b\n\n", StepEnd.DELIMITER, thought=Thought(1, 16))
+            return Child(item.parent, branch.index, (first, Step((3,), "", StepEnd.END_OF_SEQUENCE)), 0)
+
+        bench.generator._write = write  # type: ignore[method-assign]
+        await bench.search({"strategy": "best_of_n", "n": 1}, thinking_context=CONTEXT)
+        return bench
+
+    [request] = asyncio.run(main()).scorer.requests
+    assert [item.steps for item in request.items] == [("b\n\n", "")]
