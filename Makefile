@@ -34,11 +34,11 @@ test-unit: setup-dev ## the tests that start no engine, in two processes; ARGS='
 test-engine: setup-dev ## the tests with real vLLM engines, in two processes; ARGS='-n 0' for one
 	$(PYTEST) tests/engine --numprocesses 2 --dist loadfile $(ARGS)
 
-test-cache: setup-dev ## the tests with LMCache between engines; not beside others, which would starve its servers
-	$(PYTEST) tests/cache --numprocesses 2 --dist loadfile $(ARGS)
+test-cache: setup-dev ## the tests with LMCache between engines, in three processes, since they wait half of the time; not beside others
+	$(PYTEST) tests/cache --numprocesses 3 --dist loadfile $(ARGS)
 
-test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP
-	$(PYTEST) tests/serve $(ARGS)
+test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP, in two processes; ARGS='-n 0' for one
+	$(PYTEST) tests/serve --numprocesses 2 --dist loadscope $(ARGS)
 
 test-faults: setup-dev ## what dies, hangs, attacks and leaves, at length: an hour
 	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 -m '' $(ARGS)

@@ -26,7 +26,7 @@ from deployments.http.chat.jobs import Jobs
 from deployments.http.chat.search_settings import SettingsResolver
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.in_cluster.in_process import Answer, InProcessEndpoint
+from deployments.http.in_cluster.in_process import InProcessEndpoint, Reply
 from deployments.http.in_cluster.ray_data_rows import reply_to
 from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
@@ -169,7 +169,7 @@ class SearchControllerReplica:
         """Called by Serve after the constructor."""
         return self._app(self._keys)
 
-    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
+    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Reply:
         """Returns the endpoint's complete answer to a request: status, headers and body.
 
         For jobs on the cluster, which need neither HTTP nor a key. They compete for slots with all other requests and

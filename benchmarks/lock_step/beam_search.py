@@ -13,7 +13,7 @@ from typing import NamedTuple
 from search.answers.canonical import canonical
 from search.answers.extraction import boxed_answer, extract_answer
 from search.answers.quantities import number_forms
-from search.answers.readings import Readings, grouped, of_text, of_values
+from search.answers.readings import Readings, grouped, of_forms, of_text
 from search.ports import branch_seed
 from search.tree import NodeId
 
@@ -210,4 +210,4 @@ def is_right(answer: str | None, expected: str) -> bool:
 
 
 def _readings(answer: str) -> Readings:
-    return of_values(number_forms(answer)) or of_text(canonical(answer))
+    return of_forms(number_forms(answer)) or of_text(canonical(answer))

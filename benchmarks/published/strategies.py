@@ -80,7 +80,7 @@ def any_right(pool: Sequence[PoolSolution], n: int) -> float:
 
 
 def _selected(part: Sequence[PoolSolution], rule: SelectionRule, how: Aggregation) -> int:
-    ballot = Ballot()
+    ballot: Ballot[Node] = Ballot()
     for number, each in enumerate(part):
         score = aggregate(each.rewards, how) if each.rewards else None
         ballot.add(Candidate(Node((number,), None), score, None, each.group))

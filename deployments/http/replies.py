@@ -229,10 +229,14 @@ class Chunks:
                 for piece in pieces(heading + choice.thinking, THINKING_AT_ONCE):
                     yield self._chunk(index, {**role, **_reasoning(piece)})
                     role = {}
-            if choice.content is not None or role:
-                yield self._chunk(index, {**role, "content": choice.content}, logprobs=_logprobs(choice))
+            logprobs = _logprobs(choice)
+            if role or choice.content is not None:
+                yield self._chunk(index, {**role, "content": choice.content}, logprobs=logprobs)
+                logprobs = None
             for number, (call_id, name, arguments) in enumerate(choice.calls):
-                yield self._chunk(index, {"tool_calls": [{"index": number, **_call(call_id, name, "")}]})
+                begun = {"index": number, **_call(call_id, name, "")}
+                yield self._chunk(index, {"tool_calls": [begun]}, logprobs=logprobs)
+                logprobs = None
                 for piece in pieces(arguments):
                     delta = {"index": number, "function": {"arguments": piece}}
                     yield self._chunk(index, {"tool_calls": [delta]})

@@ -7,7 +7,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +51,8 @@ class ToolCallParser:
         self._worker = WorkerProcess("tool call parser", script, STARTUP_S, greeting.encode() + b"\n")
         # One thread is the queue to the one worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tool-calls")
+        self._fault = ""
+        """Why the parser does not suit the tokenizer."""
 
     def start(self) -> None:
         """Begins to start the process, so that it is ready when the first text is written."""
@@ -74,12 +76,14 @@ class ToolCallParser:
     def _start(self) -> None:
         """Raises ToolCallsUnread."""
         try:
-            told = self._worker.start()
+            told = b"" if self._fault else self._worker.start()
         except WorkerLost as error:
             raise ToolCallsUnread(str(error)) from error
-        if told and (fault := json.loads(told).get("error")):
+        if told:
+            self._fault = json.loads(told).get("error", "")
+        if self._fault:
             self._worker.close()
-            raise ToolCallsUnread(fault)
+            raise ToolCallsUnread(self._fault)
 
     def _read(self, text: str, line: bytes) -> Said:
         self._start()
@@ -94,19 +98,24 @@ class ToolCallParser:
 Read = Callable[[str], Awaitable[Said]]
 
 
+class CallsWanted(NamedTuple):
+    """What a request says of the calls in its answers."""
+
+    prompt: tuple[int, ...]
+    context_tokens: int
+    """Longest prompt and answer together, in tokens."""
+    parallel: bool = True
+    """Whether there may be more than one call; if not, the first counts."""
+    exclude_arguments: tuple[str, ...] = ()
+    """Names of arguments by which calls do not differ."""
+
+
 class CallReader(ABC):
     """Reads the calls in the answers of one search."""
 
-    def __init__(self, prompt: Sequence[int], parallel: bool, exclude_arguments: Collection[str]) -> None:
-        """
-        Args:
-            prompt: that of the search.
-            parallel: whether there may be more than one call; if not, the first counts.
-            exclude_arguments: names of arguments by which calls do not differ.
-        """
-        self._prompt = hashlib.blake2b(array("L", prompt).tobytes(), digest_size=16).digest()
-        self._parallel = parallel
-        self._exclude = frozenset(exclude_arguments)
+    def __init__(self, wanted: CallsWanted) -> None:
+        self._wanted = wanted
+        self._prompt = hashlib.blake2b(array("L", wanted.prompt).tobytes(), digest_size=16).digest()
 
     @abstractmethod
     def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
@@ -127,7 +136,7 @@ class CallReader(ABC):
         return [f"call_{digest}{index:02x}" for index in range(len(said.calls))]
 
     def _kept(self, said: Said) -> Said:
-        return said if self._parallel else said._replace(calls=said.calls[:1])
+        return said if self._wanted.parallel else said._replace(calls=said.calls[:1])
 
 
 class WrittenCalls(CallReader):
@@ -137,17 +146,15 @@ class WrittenCalls(CallReader):
     Other texts are grouped by the answers in them, or where these have none, as they are.
     """
 
-    def __init__(
-        self, read: Read, prompt: Sequence[int] = (), parallel: bool = True, exclude_arguments: Collection[str] = ()
-    ) -> None:
+    def __init__(self, wanted: CallsWanted, read: Read) -> None:
         """``read``: what a text without thoughts says."""
-        super().__init__(prompt, parallel, exclude_arguments)
+        super().__init__(wanted)
         self._read = read
         self._said: dict[str, Said] = {}
 
     def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
         self._shared = shared
-        return replace(shared, matcher=self, extract_answer=str)
+        return replace(shared, matcher=self, extract_answer=str, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
         return self._said[outcome.tree.answer_of(node) or ""]
@@ -159,7 +166,7 @@ class WrittenCalls(CallReader):
         for index, text in enumerate(answers):
             said = self._said[text] = self._said.get(text) or await self._read_behind_thoughts(text)
             if said.calls:
-                alike.setdefault(calls_answer(said.calls, self._exclude), []).append(index)
+                alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
                 others[index] = answer
             else:
@@ -178,7 +185,11 @@ class WrittenCalls(CallReader):
 
     def _answer(self, text: str) -> str | None:
         said = self._said[text]
-        return calls_answer(said.calls, self._exclude) if said.calls else self._shared.extract_answer(said.content)
+        return (
+            calls_answer(said.calls, self._wanted.exclude_arguments)
+            if said.calls
+            else self._shared.extract_answer(said.content)
+        )
 
     async def _read_behind_thoughts(self, text: str) -> Said:
         return self._kept(await self._read(text[parts(text).start :]))
@@ -191,23 +202,17 @@ class ForcedCalls(CallReader):
     ``parameters``.
     """
 
-    def __init__(
-        self,
-        function: str | None = None,
-        prompt: Sequence[int] = (),
-        parallel: bool = True,
-        exclude_arguments: Collection[str] = (),
-    ) -> None:
+    def __init__(self, wanted: CallsWanted, function: str | None = None) -> None:
         """``function``: the one that must be called; None: any of them."""
-        super().__init__(prompt, parallel, exclude_arguments)
+        super().__init__(wanted)
         self._function = function
 
     def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
         def answer(text: str) -> str | None:
             calls = self._calls(text)
-            return calls_answer(calls, self._exclude) if calls else None
+            return calls_answer(calls, self._wanted.exclude_arguments) if calls else None
 
-        return replace(shared, json_answer=answer)
+        return replace(shared, json_answer=answer, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
         text = outcome.tree.text_of(node)[outcome.tree.parts_of(node).start :]

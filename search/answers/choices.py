@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from search.answers.vocabulary import ANSWER, RIGHT
+
 MAX_LINE_CHARS = 256
 """Longest line that may be a choice with its text."""
 
@@ -18,18 +20,11 @@ _OPTION = (
     r"option|choice|alternative|selection|opci[oó]n|opção|alternativa|opzione|optie|opcja|вариант|lựa chọn|phương án"
     r"|pilihan|seçenek|विकल्प|الخيار|الاختيار|ตัวเลือก|ข้อ|alternativet|选项|選項|選択肢|보기"
 )
-"""What a choice is called. The answer's own names are in ``search.answers.vocabulary``."""
-_NAME = (
-    rf"{_OPTION}|letter|letra|lettre|lettera|answer|respuesta|réponse|antwort|resposta|risposta|antwoord|odpowiedź|ответ"
-    "|đáp án|jawaban"
-)
+"""What a choice is called, beside the names of answers."""
+_NAME = rf"{_OPTION}|letter|letra|lettre|lettera|{ANSWER}"
 _IS = (
     r"is|was|(?:would|must|should|has to|can only) be|remains|es|est|ist|lautet|è|é|to|jest|это|là|adalah|هو|هي|है|คือ"
     r"|är|er|este"
-)
-_RIGHT = (
-    r"correct[ae]?|right|best|valid|correto|correta|corrett[ao]|richtig|korrekt|juist|верн\w{2}|правильн\w{2}|đúng"
-    r"|benar|doğru|popraw\w{2}|prawidłow\w|सही|صحيح\w?|ถูกต้อง"
 )
 _ADVERB = r"(?:(?:clearly|definitely|indeed|therefore|thus|the|la|le|a|o|il|die|only|most|single|one that is) ){0,3}"
 _ARTICLE = r"(?:(?:the|la|el|die|das|a|o|il|de|het) |l['’])?"
@@ -53,7 +48,7 @@ _STATED = re.compile(
     rf"{_ARTICLE}(?:(?:{_NAME}) )?{_letter('called')}{_FOLLOWS}"
     # "Option C is correct", "La opción C es la correcta"
     rf"|(?<![A-Za-zÀ-ɏ])(?:{_NAME})[ *_]{{1,4}}{_letter('named')}"
-    rf"{_END}{_CLOSE} (?:{_IS}) {_ADVERB}(?:{_RIGHT}|(?:correct |right |best )?(?:answer|choice|option))(?!\w)"
+    rf"{_END}{_CLOSE} (?:{_IS}) {_ADVERB}(?:{RIGHT}|(?:correct |right |best )?(?:answer|choice|option))(?!\w)"
     # "C is the best answer"
     rf"|(?<![\w'’]){_letter('best')}{_END}{_CLOSE} (?:is|was|must be|would be) (?:the|my|our) "
     r"(?:(?:only|single|most) ){0,2}"

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from search.answers.canonical import canonical
 from search.answers.forms import forms_of
-from search.answers.quantities import Form
-from search.answers.readings import Readings, grouped, of_text, of_values
+from search.answers.readings import Form, Readings, grouped, of_forms, of_text
 from search.tools.turns import Turns
 from search.tools.worker_process import WorkerLost, WorkerProcess
 
@@ -43,9 +42,9 @@ LOST_S = 2.0
 class Reply(NamedTuple):
     """The worker's reply to one answer."""
 
-    values: list[list[Any]] | None
-    """The values that the answer may have, in the format of ``search.answers.readings``; empty if it has none, None if
-    it took too long or the process died."""
+    forms: list[Form] | None
+    """The forms of the answer with their formulas evaluated; empty if none has a value, None if it took too long or the
+    process died."""
     seconds: float
     """CPU time that the answer has cost, the same whenever it is asked for again."""
 
@@ -60,22 +59,22 @@ class Grouping(NamedTuple):
 
 
 class EquivalenceWorker(WorkerProcess):
-    """The worker process that reads answers."""
+    """The worker process that evaluates formulas."""
 
     def __init__(self, script: Path = WORKER_SCRIPT) -> None:
         super().__init__("equivalence worker", script, STARTUP_S)
 
-    def readings(self, forms: Sequence[Form]) -> Reply:
-        """Reads the forms of an answer. A process that died is replaced at the next use."""
+    def evaluated(self, forms: Sequence[Form]) -> Reply:
+        """Evaluates the forms of an answer. A process that died is replaced at the next use."""
         try:
             self.start()
-            seconds, values = json.loads(self.exchange(json.dumps(forms).encode() + b"\n", REPLY_S))
+            seconds, evaluated = json.loads(self.exchange(json.dumps(forms).encode() + b"\n", REPLY_S))
         except WorkerLost:
             return Reply(None, LOST_S)
-        return Reply(values, seconds)
+        return Reply(evaluated, seconds)
 
 
-class _Reading:
+class _Backlog:
     """The answers of one grouping that the worker has to read."""
 
     def __init__(self, answers: Iterable[str], number: int) -> None:
@@ -89,7 +88,7 @@ class _Reading:
         """Done when no answer waits or the budget is used up; cancelled when the grouping does not wait any longer."""
         self._number = number
 
-    def __lt__(self, other: "_Reading") -> bool:
+    def __lt__(self, other: "_Backlog") -> bool:
         return (self.used, self._number) < (other.used, other._number)
 
 
@@ -106,7 +105,7 @@ class AnswerMatcher:
         self._worker = worker or EquivalenceWorker()
         # One thread, since there is one worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
-        self._queue: PriorityQueue[_Reading] = PriorityQueue()
+        self._queue: PriorityQueue[_Backlog] = PriorityQueue()
         self._numbers = itertools.count()
         self._closing = threading.Event()
 
@@ -154,49 +153,49 @@ class AnswerMatcher:
 
     async def _read_all(self, answers: Iterable[str], wait_s: float) -> dict[str, Readings]:
         """The readings of answers by their canonical spelling, without those for which the time was too short."""
-        reading = _Reading(answers, next(self._numbers))
-        if reading.waiting:
-            self._queue.put(reading)
+        backlog = _Backlog(answers, next(self._numbers))
+        if backlog.waiting:
+            self._queue.put(backlog)
             self._thread.submit(self._take_turns)
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await asyncio.wrap_future(reading.ended)
-        return dict(reading.read)  # a copy: the worker may be at an answer
+                    await asyncio.wrap_future(backlog.ended)
+        return dict(backlog.read)  # a copy: the worker may be at an answer
 
     def _take_turns(self) -> None:
         """Reads answers until no grouping waits. Runs in the thread."""
         while True:
             try:
-                reading = self._queue.get_nowait()
+                backlog = self._queue.get_nowait()
             except Empty:
                 return
-            if reading.ended.cancelled():
+            if backlog.ended.cancelled():
                 continue
             try:
                 if not self._closing.is_set():
-                    self._read_next(reading)
+                    self._read_next(backlog)
             except Exception as error:
-                if reading.ended.set_running_or_notify_cancel():
-                    reading.ended.set_exception(error)
+                if backlog.ended.set_running_or_notify_cancel():
+                    backlog.ended.set_exception(error)
                 continue
-            if reading.waiting and reading.used < BUDGET_S and not self._closing.is_set():
-                self._queue.put(reading)
-            elif reading.ended.set_running_or_notify_cancel():
-                reading.ended.set_result(None)
+            if backlog.waiting and backlog.used < BUDGET_S and not self._closing.is_set():
+                self._queue.put(backlog)
+            elif backlog.ended.set_running_or_notify_cancel():
+                backlog.ended.set_result(None)
 
-    def _read_next(self, reading: _Reading) -> None:
-        answer = reading.waiting.popleft()
-        values, seconds = self._worker.readings(forms_of(answer))
-        reading.used += seconds
-        if values is not None:
+    def _read_next(self, backlog: _Backlog) -> None:
+        answer = backlog.waiting.popleft()
+        forms, seconds = self._worker.evaluated(forms_of(answer))
+        backlog.used += seconds
+        if forms is not None:
             text = canonical(answer)
-            reading.read[text] = of_values(values) or of_text(text)
+            backlog.read[text] = of_forms(forms) or of_text(text)
 
 
 def _known_readings(answer: str) -> Readings | None:
     """The readings of an answer that needs no computer algebra; None for any other."""
     forms = forms_of(answer)
-    return None if _has_formula(forms) else of_values(forms)
+    return None if _has_formula(forms) else of_forms(forms)
 
 
 def _has_formula(form: Any) -> bool:

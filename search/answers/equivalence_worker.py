@@ -1,11 +1,9 @@
 """Worker process that parses formulas with math-verify and evaluates them with sympy: reads the forms of one answer per
-line (see ``search.answers.forms``), writes its CPU time and its readings.
+line (see ``search.answers.readings``), writes its CPU time and the forms without formulas.
 
-A script, started by ``search.answers.equivalence``. A reading is a value as JSON: ``["number", "1.414..."]``,
-``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (see ``search.answers.readings``). An expression with
-variables is represented by its values at fixed points. The limit per answer is CPU time, so that equivalence does not
-depend on the machine's load; math-verify's own limits are wall clock. The process ends when its stdin closes, so it
-never outlives its parent.
+A script, started by ``search.answers.equivalence``. An expression with variables is represented by its values at fixed
+points. The limit per answer is CPU time, so that equivalence does not depend on the machine's load; math-verify's own
+limits are wall clock. The process ends when its stdin closes, so it never outlives its parent.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ MAX_MAGNITUDE = 1000
 POINTS = ((1, 1), (-8, 5), (30, 30), (1000, 1000))
 """Evaluation points of variables: start and width of the interval of each. Both signs, so that |x| differs from x."""
 
-Value = list[Any]
+Form = list[Any]
 
 
 class OutOfTime(BaseException):
@@ -54,50 +52,50 @@ def main() -> None:
     os.dup2(2, 1)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    readings_of(json.dumps([["latex", r"\sqrt{x}+1", ""]]))  # Warm-up: libraries load modules at first use.
+    evaluated_forms(json.dumps([["latex", r"\sqrt{x}+1", ""]]))  # Warm-up: libraries load modules at first use.
     replies.write("ready\n")
     for line in sys.stdin:
-        replies.write(json.dumps(bounded_readings(line)) + "\n")
+        replies.write(json.dumps(bounded_forms(line)) + "\n")
 
 
-def bounded_readings(line: str) -> tuple[float, list[Value] | None]:
-    """The CPU time and the readings of the answer with the forms in ``line`` (JSON); None if it ran out of time."""
-    seconds, readings = CPU_S, None
+def bounded_forms(line: str) -> tuple[float, list[Form] | None]:
+    """The CPU time of evaluating the forms in ``line`` and the evaluated forms; None if the time ran out."""
+    seconds, forms = CPU_S, None
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
-        seconds, readings = timed_readings(line)
+        seconds, forms = timed_forms(line)
         signal.setitimer(signal.ITIMER_PROF, 0)
     except OutOfTime:
         pass
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return seconds, readings
+    return seconds, forms
 
 
 @lru_cache(maxsize=1024)
-def timed_readings(line: str) -> tuple[float, list[Value]]:
-    """The CPU time of reading the answer with the forms in ``line`` and its readings, empty if it has none. Both are
+def timed_forms(line: str) -> tuple[float, list[Form]]:
+    """The CPU time of evaluating the forms in ``line`` and the evaluated forms, empty if none has a value. Both are
     cached: whether an answer was read before must not decide which answers a grouping has time for."""
     began = time.process_time()
-    readings: list[Value] = []
+    forms: list[Form] = []
     # No answer may end the worker by an exception.
     with contextlib.suppress(Exception):
-        readings = readings_of(line)
-    return time.process_time() - began, readings
+        forms = evaluated_forms(line)
+    return time.process_time() - began, forms
 
 
-def readings_of(line: str) -> list[Value]:
-    """The values of the forms in ``line`` (JSON); forms after the first that have none are left out."""
-    readings: list[Value] = []
+def evaluated_forms(line: str) -> list[Form]:
+    """The evaluated forms in ``line`` (JSON); those after the first that have no value are left out."""
+    forms: list[Form] = []
     for form in json.loads(line):
         with contextlib.suppress(Exception):
             value = evaluated(form)
-            if not readings or value[0] != "text":
-                readings.append(value)
-    return readings
+            if not forms or value[0] != "text":
+                forms.append(value)
+    return forms
 
 
-def evaluated(form: Any) -> Value:
+def evaluated(form: Any) -> Form:
     """``form`` with its formulas as values.
 
     Raises:
@@ -123,7 +121,7 @@ def evaluated(form: Any) -> Value:
             raise Unreadable
 
 
-def values_of_member(member: Any) -> list[Value]:
+def values_of_member(member: Any) -> list[Form]:
     value = evaluated(member)
     return value[1:] if member[0] == "latex" and value[0] == "set" else [value]
 
@@ -132,29 +130,21 @@ def parsed(formula: str) -> Any:
     """The expression of a formula.
 
     Raises:
-        Unreadable: math-verify cannot parse it.
+        Exception: math-verify cannot parse all of it.
     """
-    from latex2sympy2_extended.math_normalization import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse
+    from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+    from math_verify.parser import parse_latex_cached
     from sympy import I, Product, Sum
 
-    # Parse all of it or nothing: by default math-verify extracts any number from text that it cannot parse as a whole.
-    # Units were read before; math-verify would take variables at the end for more of them.
-    whole = LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(malformed_operators=True, nits=True),
-    )
-    found = parse(f"\\boxed{{{formula}}}", [whole], parsing_timeout=None)
-    if not found or isinstance(found[0], str):
-        raise Unreadable
-    expression = found[0]
+    # Units were read before; math-verify's own settings would take variables at the end for more of them.
+    normalization = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+    expression = parse_latex_cached(normalize_latex(formula, normalization))
     # math-verify writes all symbols in lower case, and leaves i a variable.
     units = [symbol for symbol in expression.free_symbols if symbol.name == "i" and "I" not in formula]
     return expression.xreplace(dict.fromkeys(units, I)) if units and not expression.has(Sum, Product) else expression
 
 
-def combined(connective: str, parts: list[Any]) -> Value:
+def combined(connective: str, parts: list[Any]) -> Form:
     """The union of sets and of inequalities' solutions, or their intersection."""
     from sympy import Intersection, Set, Union
 
@@ -162,7 +152,7 @@ def combined(connective: str, parts: list[Any]) -> Value:
     return set_value((Union if connective == "or" else Intersection)(*sets))
 
 
-def value_of(expression: Any) -> Value:
+def value_of(expression: Any) -> Form:
     """The value of an expression that math-verify parsed.
 
     Raises:
@@ -187,7 +177,7 @@ def value_of(expression: Any) -> Value:
     raise Unreadable
 
 
-def set_value(given: Any) -> Value:
+def set_value(given: Any) -> Form:
     from sympy import FiniteSet, Interval, Reals, Union
 
     found = given.doit()
@@ -204,7 +194,7 @@ def set_value(given: Any) -> Value:
     return ["other", str(found)]
 
 
-def interval_value(left_open: bool, right_open: bool, start: Value, end: Value) -> Value:
+def interval_value(left_open: bool, right_open: bool, start: Form, end: Form) -> Form:
     """The value of an interval. An open one is a tuple: (1, 2) may also be a point, and its text is the same."""
     infinite = [end[0] == "infinity" for end in (start, end)]
     if all(infinite) and start != end:
@@ -213,7 +203,7 @@ def interval_value(left_open: bool, right_open: bool, start: Value, end: Value) 
     return ["tuple", start, end] if left_open and right_open else ["interval", left_open, right_open, start, end]
 
 
-def relation_value(relation: Any) -> Value:
+def relation_value(relation: Any) -> Form:
     """The value of a relation. A linear inequality in one unknown is the set of its solutions. Any other relation is
     the difference of its two sides at the points, up to a factor: equations are compared, not solved."""
     from sympy import Eq, Ge, Gt, Lt, Ne
@@ -261,7 +251,7 @@ def is_linear(relation: Any) -> bool:
     return not (relation.lhs - relation.rhs).diff(*relation.free_symbols).free_symbols
 
 
-def scalar_value(expression: Any) -> Value:
+def scalar_value(expression: Any) -> Form:
     from sympy import Float, Rational, oo, simplify
 
     if expression in (oo, -oo):
@@ -281,7 +271,7 @@ def constant(expression: Any) -> bool:
     return all(other == first for other in others)
 
 
-def number_value(number: Any, kind: str) -> Value:
+def number_value(number: Any, kind: str) -> Form:
     if number.is_Rational:
         return [kind, str(number)]
     real, imaginary = parts(number)

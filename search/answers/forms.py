@@ -1,7 +1,6 @@
 r"""The forms in which an answer may be read: quantities, choices, lists, tuples, equations, formulas.
 
-A form is a value in JSON as in ``search.answers.readings``, in which ``["latex", formula, text]`` stands for a formula
-that the worker process has yet to evaluate; without a value it is the text.
+``search.answers.readings`` says what a form is.
 """
 
 import re
@@ -10,9 +9,11 @@ from typing import NamedTuple
 
 from search.answers.canonical import as_number, canonical, is_word, unwrapped, with_whole_numbers
 from search.answers.choices import leading_choice
-from search.answers.notation import CLOSING, DOLLAR, OPENING, TEXT, closing, tidy
-from search.answers.quantities import Form, number_forms, quantity_forms, with_unit
+from search.answers.notation import CLOSING, OPENING, TEXT, closing, tidy
+from search.answers.quantities import number_forms, quantity_forms, with_unit
+from search.answers.readings import Form
 from search.answers.units import currency, known_unit, unit_of
+from search.tools.latex import DOLLAR
 
 MAX_ITEMS = 64
 """Longer lists are compared as text."""

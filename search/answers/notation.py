@@ -9,15 +9,13 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from search.answers.arguments import with_arguments
 from search.answers.numerals import MINUS
+from search.tools.latex import DOLLAR, FUNCTIONS, SIGNS, plain_latex
 
 MAX_CHARS = 1024
 """Longer answers are not rewritten, only compared as they stand."""
 OPENING, CLOSING = "([{⟨", ")]}⟩"
-DOLLAR = "¤"
-"""The sign of dollars, as distinct from the delimiter of formulas."""
-TEXT = r"\\text\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+TEXT = r"\\text\{((?:[^{}]|\{[^{}]*\})*)\}"
 """The pattern of words in a formula, as `tidy` leaves them."""
 _MAX_LAYERS = 8
 """Maximum number of decorations around each other: bold, between dollars, in a box."""
@@ -25,83 +23,25 @@ _MAX_LAYERS = 8
 _TIDY = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|-?\\frac\{[0-9]+\}\{[0-9]+\}|[A-Z]")
 """The most frequent answers, which need no rewriting."""
 _SIGNS = {
+    **SIGNS,
     **dict.fromkeys(MINUS, "-"),
-    **dict.fromkeys("·⋅∙•", r"\cdot "),
-    **dict.fromkeys("×✕✖", r"\times "),
-    **dict.fromkeys("÷∕⁄", "/"),
     "٪": "%",
     "٫": ".",
     "٬": ",",
-    **dict.fromkeys("≤⩽≦", r"\le "),
-    **dict.fromkeys("≥⩾≧", r"\ge "),
-    **dict.fromkeys("≈≃≅", r"\approx "),
-    **dict.fromkeys("º˚", "°"),
     **dict.fromkeys("“”„«»「」『』【】", '"'),
     **dict.fromkeys("‘’′", "'"),
-    **dict.fromkeys("⟨〈", "⟨"),
-    **dict.fromkeys("⟩〉", "⟩"),
-    "∞": r"\infty ",
-    "≠": r"\neq ",
-    "±": r"\pm ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∅": r"\emptyset ",
-    "ℝ": r"\mathbb{R}",
-    "∠": r"\angle ",
-    "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ",
-    "⌈": r"\lceil ",
-    "⌉": r"\rceil ",
     "√": "sqrt",
     "∛": "cbrt",
-    "∶": ":",
     "。": ".",
     "、": ",",
 }
-"""Signs that Unicode's compatibility forms leave as they are, or change for the worse."""
 _GREEK = re.compile(r"[\u0370-\u03ff]+")
 
-_FUNCTIONS = "(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp"
-_STYLE = r"\\(?:boldsymbol|bm|bold|pmb|mathop|math(?:bf|it|sf|tt|cal)|boxed|fbox|underline|ensuremath)"
-_WRITTEN = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        # Spacing and size.
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~", " "),
-        (r"\\(?:checkmark|blacksquare|qed|Box|large|Large|LARGE|huge|Huge|bf|rm|it)(?![A-Za-z])", ""),
-        (r"\\(?:displaystyle|textstyle|limits|[bB]igg?[lr]?|left|right|hfill)(?![A-Za-z])|\\!|\{\}", ""),
-        (r"\\(?:color|textcolor|tag|phantom)\s*\{[^{}]*\}", ""),
-        # Signs.
-        (r"\\\$", DOLLAR),
-        (r"\\([%&#])", r"\1"),
-        (r"\bper cent\b", "percent"),
-        (r"\\pounds(?![A-Za-z])", "£"),
-        (r"\\(?:euro|texteuro)(?![A-Za-z])", "€"),
-        (r"\\yen(?![A-Za-z])", "¥"),
-        (r"(?<=\d)\s*\\Omega(?![A-Za-z])", "Ω"),
-        (r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", "°"),
-        (r"\\(?:colon|ratio)(?![A-Za-z])", ":"),
-        (r"\\langle(?![A-Za-z])", "⟨"),
-        (r"\\rangle(?![A-Za-z])", "⟩"),
-        (r"\\lbrace(?![A-Za-z])", r"\\{"),
-        (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"\{([,:])\}", r"\1"),
-        # Styles: of words, and of formulas, whose braces may stay.
-        (r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])", r"\\frac"),
-        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\(?:mathrm|text)\s*\{([ei])\}", r"\1"),
-        (rf"\\(?:mathrm|text|operatorname)\s*\{{({_FUNCTIONS})\}}", r"\\\1 "),
-        (r"\\(?:mathrm|text(?:bf|it|rm|tt|sf|sc|up|normal)|mbox|hbox|emph|operatorname)\s*\{", r"\\text{"),
-        (rf"{_STYLE}\s*\{{([^{{}}]*)\}}", r"\1"),
-        (rf"{_STYLE}(?![A-Za-z])\s*", ""),
-        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
-    )
-]
 _PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"^(?:minus|negative)\s+(?=[\d.])", "-"),
+        (r"\bper cent\b", "percent"),
         (r"^all real(?: number)?s$", r"\\mathbb{R}"),
         (r"^<([^<>]*,[^<>]*)>$", r"⟨\1⟩"),
         (r"\*\*", "^"),
@@ -121,7 +61,7 @@ _PLAIN = [
         (r"(?<![A-Za-z\\])a(sin|cos|tan)(?![A-Za-z])", r"\\arc\1"),
         (r"(?<![A-Za-z\\])log(\d+)(?=\()", r"\\log_{\1}"),
         (
-            rf"(?<![A-Za-z\\])({_FUNCTIONS}|sqrt|cbrt|abs|floor|ceil|frac)(?=\s*[({{\\^_\d]|\s[a-z]\b|x\b)",
+            rf"(?<![A-Za-z\\])({FUNCTIONS}|sqrt|cbrt|abs|floor|ceil|frac)(?=\s*[({{\\^_\d]|\s[a-z]\b|x\b)",
             r"\\\1 ",
         ),
     )
@@ -158,9 +98,7 @@ def tidy(answer: str) -> str:
     r"""``answer`` in ASCII LaTeX, without decoration; text in it is ``\text{...}``, and ``¤`` the sign of dollars."""
     if len(answer) > MAX_CHARS or _TIDY.fullmatch(answer):
         return answer
-    text = with_arguments(_undecorated(_without_unicode(answer)))
-    for pattern, replacement in _WRITTEN:
-        text = pattern.sub(replacement, text)
+    text = plain_latex(_undecorated(_without_unicode(answer)))
     text = _undecorated(_MATH.sub(r"\1", text)).replace("$", DOLLAR)
     text = _ROOT_OF_NUMBER.sub(r"\1{\2}", text)
     for pattern, replacement in _PLAIN:

@@ -1,15 +1,15 @@
 r"""The forms of answers that are numbers and what goes with them: units, times, ratios, numbers of a base.
 
-Nothing here is left to computer algebra. A form is a value in JSON, as in ``search.answers.readings``.
+Nothing here is left to computer algebra.
 """
 
 import re
-from typing import Any
+from fractions import Fraction
 
 from search.answers.canonical import as_number, canonical
+from search.answers.numerals import spelled
+from search.answers.readings import Form
 from search.answers.units import vaguer
-
-Form = list[Any]
 
 MAX_PARTS = 64
 """Maximum number of parts of a ratio."""
@@ -19,23 +19,9 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 _RATIO = re.compile(r"\s*(?::|\bto\b)\s*")
-_BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "eleven": 11,
-    "twelve": 12,
-    "sixteen": 16,
-}
 _BASE = re.compile(
     r"\(?(?P<digits>\d[0-9A-F]*|[A-F]+\d[0-9A-F]*|[A-F]{2,}(?=\)?\s*_\s*\{?16))\)?\s*"
-    rf"(?:_\s*\{{?\s*\(?(?:base\s*)?|\(?\s*base[\s-]+)(?P<base>\d{{1,2}}|{'|'.join(_BASES)})\)?\s*\}}?\)?",
+    r"(?:_\s*\{?\s*\(?(?:base\s*)?|\(?\s*base[\s-]+)(?P<base>\d{1,2}|[a-z]{3,7})\)?\s*\}?\)?",
     re.IGNORECASE,
 )
 _COMPOUND = re.compile(r"(?:\d[\d.,/]{0,16}\s*[A-Za-z]{1,12}\.?,?\s*(?:and\s+)?){2,4}")
@@ -59,8 +45,16 @@ def with_unit(unit: str, value: Form) -> list[Form]:
     """The forms of a value with a unit: with it, with a vaguer one, without. ``50%`` without its sign is 50, or else a
     half."""
     units = [each for each in (unit, vaguer(unit)) if each]
-    hundredth = [["hundredth", value]] if unit == "percent" else []
-    return [*(["quantity", each, value] for each in units), value, *hundredth]
+    return [*(["quantity", each, value] for each in units), value, *(_hundredth(value) if unit == "percent" else [])]
+
+
+def _hundredth(value: Form) -> list[Form]:
+    match value:
+        case ["number" | "decimal" as kind, number]:
+            return [[kind, str(Fraction(number) / 100)]]
+        case ["latex", formula, text]:
+            return [["latex", rf"\frac{{{formula}}}{{100}}", f"{text}/100"]]
+    return []
 
 
 def _based(text: str) -> list[Form]:
@@ -68,8 +62,10 @@ def _based(text: str) -> list[Form]:
     numeral = _BASE.fullmatch(text)
     if numeral is None:
         return []
-    base = _BASES.get(numeral["base"].lower()) or int(numeral["base"])
+    base = int(numeral["base"]) if numeral["base"].isdigit() else spelled(numeral["base"])
     digits = numeral["digits"].lower().lstrip("0") or "0"
+    if base is None:
+        return []
     if any(int(digit, 16) >= base for digit in digits):
         return [["text", canonical(text)]]
     return [["number", digits]] if base == 10 else [["base", base, digits]]

@@ -19,8 +19,15 @@ MIN_SIGNIFICANT_DIGITS = 4
 _EXACT = Context(prec=28)
 
 
+Form = list[Any]
+"""A value that an answer may have, in JSON: its kind and its parts, which may be forms, such as ``["number", "1/2"]``,
+``["decimal", "0.5"]``, ``["quantity", unit, form]``, ``["set", form...]`` and ``["text", text]``.
+``["latex", formula, text]`` is a formula that the worker process has yet to evaluate; without a value it is the text.
+"""
+
+
 class Reading(NamedTuple):
-    """One value of an answer, as keys."""
+    """A form without formulas, as keys."""
 
     exact: str
     rounded: str
@@ -33,14 +40,9 @@ Readings = tuple[Reading, ...]
 """The readings of one answer, the likelier one first; never empty."""
 
 
-def of_values(values: Sequence[list[Any]]) -> Readings:
-    """The readings of the values of an answer. ``["hundredth", number]`` is a percentage without its sign.
-
-    Raises:
-        ValueError: a value is not in the format.
-    """
-    plain = (_hundredth(value[1]) if value[0] == "hundredth" else value for value in values)
-    return tuple(dict.fromkeys(_reading(value) for value in plain if value is not None))
+def of_forms(forms: Sequence[Form]) -> Readings:
+    """The readings of an answer that has these forms, which contain no formulas."""
+    return tuple(dict.fromkeys(map(_reading, forms)))
 
 
 def of_text(text: str) -> Readings:
@@ -112,30 +114,25 @@ def _end(links: Mapping[str, str], key: str) -> str:
     return min(passed[passed.index(key) :]) if key in passed else key
 
 
-def _hundredth(value: list[Any]) -> list[Any] | None:
-    kind, *parts = value
-    return [kind, str(Fraction(parts[0]) / 100)] if kind in ("number", "decimal") else None
+def _reading(form: Form) -> Reading:
+    return Reading(json.dumps(_keys(form, _exact)), json.dumps(_keys(form, _rounded)), _has_decimal(form))
 
 
-def _reading(value: list[Any]) -> Reading:
-    return Reading(json.dumps(_keys(value, _exact)), json.dumps(_keys(value, _rounded)), _has_decimal(value))
-
-
-def _keys(value: Any, key: Any) -> Any:
-    """``value`` with its numbers as ``key`` writes them."""
-    match value:
+def _keys(form: Any, key: Any) -> Any:
+    """``form`` with its numbers as ``key`` writes them."""
+    match form:
         case ["number" | "decimal", text]:
             return key(Fraction(text))
         case ["set" | "union" | "all" as kind, *members]:
             return [kind, *sorted((_keys(member, key) for member in members), key=json.dumps)]
         case list():
-            return [_keys(part, key) for part in value]
+            return [_keys(part, key) for part in form]
         case _:
-            return value
+            return form
 
 
-def _has_decimal(value: Any) -> bool:
-    return isinstance(value, list) and (value[:1] == ["decimal"] or any(map(_has_decimal, value)))
+def _has_decimal(form: Any) -> bool:
+    return isinstance(form, list) and (form[:1] == ["decimal"] or any(map(_has_decimal, form)))
 
 
 def _exact(value: Fraction) -> str:

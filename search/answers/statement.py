@@ -21,29 +21,11 @@ _LEAD = re.compile(
     r"|(?:the |la |a |l')?(?:option|choice|opción|opção|opzione))\b)[ \t:*_]{0,4}",
     re.IGNORECASE,
 )
+_SHORT_UNITS = "sq cu ft in yd mi cm km oz lb lbs kg hr hrs min sec"
 _NO_END = "".join(
     rf"(?<!\b{short})" for short in ("Mr", "Mrs", "Ms", "Dr", "St", "Rs", "vs", "approx", r"i\.e", r"e\.g")
 )
-_UNITS = (
-    r"[ap]\.m",
-    "sq",
-    "cu",
-    "ft",
-    "in",
-    "yd",
-    "mi",
-    "cm",
-    "km",
-    "oz",
-    "lb",
-    "lbs",
-    "kg",
-    "hr",
-    "hrs",
-    "min",
-    "sec",
-)
-_NO_END_IN_SENTENCE = "".join(rf"(?<!\b{short})" for short in _UNITS)
+_NO_END_IN_SENTENCE = "".join(rf"(?<!\b{unit})" for unit in (r"[ap]\.m", *_SHORT_UNITS.split()))
 _SENTENCE_END = re.compile(
     rf"{_NO_END}(?<!\b[A-Z]\.[A-Z])(?:{_NO_END_IN_SENTENCE}|(?=\.\s*(?:[A-Z*]|$)))\.(?:\s|\*|$|(?=<))|[。।]|，(?=因为|所以|因此|而|其中|故|即)|</[a-z]{{1,10}}>|\[/[A-Z]|<\|"
     r"|!\s(?=[A-Z])|—(?=[a-z])|,?\s(?:because|since)\b|,\s(?:which|where|not|so|as(?! well)|but|while|after|leaving"

@@ -31,10 +31,12 @@ ANSWER_WORDS = (
 )
 """What an answer is called in a language, and the words between that and the answer, beside a colon."""
 ANSWER = "|".join(nouns for nouns, _ in ANSWER_WORDS)
-ANSWER_ADJECTIVES = (
-    "final[ei]?|correct[ae]?|corret[ao]|corrett[ao]|richtig|juste|exacte|esatta|yang (?:benar|tepat|betul)"
-    "|akhir|corect[aă]?|đúng|cuối cùng|الصحيحة|الصحيح|النهائية|النهائي"
+RIGHT = (
+    r"correct[ae]?|right|best|valid|corret[ao]|corrett[ao]|corect[aă]?|richtig|korrekt|juiste?|juste|exacte|esatta"
+    r"|верн\w{2}|правильн\w{2}|đúng|benar|doğru|popraw\w{2}|prawidłow\w|सही|(?:ال)?صحيحة?|ถูกต้อง"
 )
+"""What the right answer and the right choice are called."""
+ANSWER_ADJECTIVES = rf"{RIGHT}|final[ei]?|yang (?:benar|tepat|betul)|akhir|cuối cùng|النهائية|النهائي"
 """Adjectives that come after the noun."""
 
 QUESTION = (

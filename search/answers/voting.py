@@ -1,14 +1,16 @@
-"""Voting: selects the answer among the paths of a search, and measures their agreement.
+"""Voting: selects the answer among paths that may answer, and measures their agreement.
 
-The rules are those of search-and-learn: naive, weighted and majority, over groups of equivalent answers.
+The rules are those of search-and-learn: naive, weighted and majority, over groups of equivalent answers. A path is
+whatever the caller knows it by, such as its last node.
 """
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from search.tree import Node
+PathT = TypeVar("PathT")
+"""What the caller knows a path by."""
 
 
 class SelectionRule(StrEnum):
@@ -22,10 +24,10 @@ class SelectionRule(StrEnum):
     """The group with the most votes."""
 
 
-class Candidate(NamedTuple):
+class Candidate(NamedTuple, Generic[PathT]):
     """A path that may answer."""
 
-    node: Node
+    node: PathT
     score: float | None
     """The path's score in [0, 1]; None where nothing was scored."""
     answer: str | None
@@ -36,7 +38,7 @@ class Candidate(NamedTuple):
     """Vote weight of the path, apart from its score: higher if it was written more often."""
 
 
-class AnswerGroup(NamedTuple):
+class AnswerGroup(NamedTuple, Generic[PathT]):
     """Equivalent answers taken together."""
 
     answer: str
@@ -49,35 +51,35 @@ class AnswerGroup(NamedTuple):
     """Share of all votes, including those of paths without an answer; in [0, 1]."""
     weight: float
     """Sum of score times votes over the paths; equals ``votes`` if nothing was scored."""
-    best: Node
-    """The last node of the path with the highest score, the first on a tie."""
+    best: PathT
+    """The path with the highest score, the first on a tie."""
     score: float | None
     """The score of ``best``."""
 
 
-class AnswerSelection(NamedTuple):
+class AnswerSelection(NamedTuple, Generic[PathT]):
     """The answer of a search."""
 
-    node: Node
-    """The end of the answering path."""
+    node: PathT
+    """The answering path."""
     answer: str | None
-    """None if no path had an answer; then ``node`` ends the path with the highest score."""
+    """None if no path had an answer; then ``node`` is the path with the highest score."""
     score: float | None
     """The answering path's score; None if nothing was scored."""
     agreement: float
     """The winning group's share of all votes, in [0, 1]; 0.0 without an answer."""
-    groups: tuple[AnswerGroup, ...]
+    groups: tuple[AnswerGroup[PathT], ...]
     """All groups, the winner first, then by falling votes, ties in order of first appearance."""
     unread: int = 0
     """Number of different answers that were compared as text, since reading them took too long."""
 
 
-def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:
+def best_groups(groups: Iterable[AnswerGroup[PathT]], selection: SelectionRule) -> list[AnswerGroup[PathT]]:
     """Groups of answers by falling rank under the selection rule; ties stay in their order."""
     return sorted(groups, key=lambda group: -_rank(group, selection))
 
 
-def decisive_shares(groups: Sequence[AnswerGroup], selection: SelectionRule) -> list[float]:
+def decisive_shares(groups: Sequence[AnswerGroup[PathT]], selection: SelectionRule) -> list[float]:
     """Returns what decided for each of all groups, in [0, 1]: its part of all weights under ``weighted``, of all votes
     under ``majority``, and the score of its best path under ``naive``. The winner has the largest."""
     if selection is SelectionRule.MAJORITY:
@@ -87,19 +89,19 @@ def decisive_shares(groups: Sequence[AnswerGroup], selection: SelectionRule) -> 
     return [rank / whole if whole else 0.0 for rank in ranks]
 
 
-class Ballot:
+class Ballot(Generic[PathT]):
     """Counts candidates, one at a time: there may be thousands, and other tasks need turns on the event loop."""
 
     def __init__(self) -> None:
-        self._counted: dict[int | None, _Counted] = {}
+        self._counted: dict[int | None, _Counted[PathT]] = {}
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Candidate[PathT]) -> None:
         counted = self._counted.get(candidate.group)
         if counted is None:
             counted = self._counted[candidate.group] = _Counted(candidate)
         counted.add(candidate)
 
-    def selected(self, selection: SelectionRule) -> AnswerSelection:
+    def selected(self, selection: SelectionRule) -> AnswerSelection[PathT]:
         """The answer selected among the added candidates. On a tie, the first one added wins.
 
         A candidate without an answer joins no group, and is selected only if no candidate has an answer. An unscored
@@ -123,10 +125,10 @@ class Ballot:
         return AnswerSelection(winner.best, winner.answer, winner.score, winner.share, (winner, *rest))
 
 
-class _Counted:
+class _Counted(Generic[PathT]):
     """The candidates of one group."""
 
-    def __init__(self, first: Candidate) -> None:
+    def __init__(self, first: Candidate[PathT]) -> None:
         self.best = first
         self._size = 0
         self._weight = 0.0
@@ -134,7 +136,7 @@ class _Counted:
         """Sum of the votes' numerators for each denominator. There are few denominators, and adding fractions one by
         one would take ten times as long."""
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Candidate[PathT]) -> None:
         self._size += 1
         above, below = candidate.votes.as_integer_ratio()
         self._numerators[below] = self._numerators.get(below, 0) + above
@@ -146,17 +148,17 @@ class _Counted:
     def votes(self) -> Fraction:
         return sum((Fraction(above, below) for below, above in self._numerators.items()), start=Fraction(0))
 
-    def group(self, votes: Fraction, all_votes: float) -> AnswerGroup:
+    def group(self, votes: Fraction, all_votes: float) -> AnswerGroup[PathT]:
         best = self.best
         share = float(votes) / all_votes
         return AnswerGroup(best.answer or "", self._size, votes, share, self._weight, best.node, best.score)
 
 
-def _score(candidate: Candidate) -> float:
+def _score(candidate: Candidate[PathT]) -> float:
     return 1.0 if candidate.score is None else candidate.score
 
 
-def _rank(group: AnswerGroup, selection: SelectionRule) -> float | Fraction:
+def _rank(group: AnswerGroup[PathT], selection: SelectionRule) -> float | Fraction:
     match selection:
         case SelectionRule.NAIVE:
             return 1.0 if group.score is None else group.score

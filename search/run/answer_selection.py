@@ -20,14 +20,14 @@ async def select_answer(
     matcher: Matcher | None,
     wait_s: float = WAIT_S,
     alike: bool = False,
-) -> AnswerSelection:
+) -> AnswerSelection[Node]:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     If ``alike``, each path has one vote, however often it was written.
     """
     answers: list[str | None] = []
-    candidates: list[Candidate] = []
+    candidates: list[Candidate[Node]] = []
     turns = Turns()
     for node in ends:
         answers.append(tree.answer_of(node))
@@ -42,7 +42,7 @@ async def select_answer(
     else:
         groups, unread = await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
-    ballot = Ballot()
+    ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))
         await turns.pass_on()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import NO_THOUGHT, HookEffect, NodeId, NodeStatus, SearchTree, StepEnd, Thought
+from search.tree import NO_THOUGHT, HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd, Thought
 
 
 class StopReason(StrEnum):
@@ -131,7 +131,7 @@ class SearchOutcome:
     seed: int
     """The seed in use: from the settings, or drawn at random."""
     tree: SearchTree
-    selection: AnswerSelection
+    selection: AnswerSelection[Node]
     text: str
     """Text of the answering path, up to the first stop text."""
     stop_reason: StopReason

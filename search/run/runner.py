@@ -586,7 +586,7 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _counted(self, selection: AnswerSelection) -> SearchCost:
+    async def _counted(self, selection: AnswerSelection[Node]) -> SearchCost:
         """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:

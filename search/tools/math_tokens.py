@@ -8,16 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from search.tools.latex import SIGNS, plain_latex
+
 MAX_NESTING = 8
 
-_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|boxed|operatorname)\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\{((?:[^{}]|\{[^{}]*\})*+)\}\{((?:[^{}]|\{[^{}]*\})*+)\}")
 _SIMPLE = re.compile(r"-?(?:[\d.]+|[A-Za-z]|\\[a-z]+)")
-_LAYOUT = re.compile(
-    r"\\(?:left|right|big+[lr]?|displaystyle|quad|qquad)(?![A-Za-z])|\\[,;:! ]|(?<![\w)])\*\*|\*\*(?![\w(])|&"
-)
+_LAYOUT = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|&")
 _DISPLAY = re.compile(r"\\\[([^$]{,999}?)\\\]|\\\(([^$]{,999}?)\\\)|\$\$([^$]{,999}?)\$\$")
-_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
 # Pandoc's rule for dollars: those of "costs $5, not $3" are not delimiters.
 _MATH = re.compile(r"\$(?=\S)([^$]*?)(?<=\S)\$(?!\d)")
 _TOKEN = re.compile(
@@ -27,13 +26,13 @@ _TOKEN = re.compile(
     r"|(?P<sign>\*\*|<=|>=|!=|[-+*/^=<>%()\[\]{}|!_×·÷−–≤≥≠≈±√π∞°])"
     r"|(?P<other>[^\s$]+?)"
 )
-_SPELLINGS = {
-    "×": "*", "·": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/", "**": "^", "−": "-", "–": "-",
-    "<=": "≤", r"\le": "≤", r"\leq": "≤", ">=": "≥", r"\ge": "≥", r"\geq": "≥", "!=": "≠", r"\ne": "≠", r"\neq": "≠",
-    r"\approx": "≈", r"\pm": "±", r"\sqrt": "√", r"\pi": "π", r"\infty": "∞", r"\circ": "°", r"\lt": "<", r"\gt": ">",
-    r"\%": "%", r"\{": "{", r"\}": "}",
-}  # fmt: skip
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "csc", "ln", "sqrt", "gcd", "lcm", "mod", "det"})
+_SPELLINGS = {
+    **{f"\\{name}": name for name in _FUNCTIONS},
+    r"\times": "*", r"\cdot": "*", r"\div": "/", "**": "^", "−": "-", "–": "-", "<=": "≤", r"\le": "≤", r"\leq": "≤",
+    ">=": "≥", r"\ge": "≥", r"\geq": "≥", "!=": "≠", r"\ne": "≠", r"\neq": "≠", r"\approx": "≈", r"\pm": "±",
+    r"\sqrt": "√", r"\pi": "π", r"\infty": "∞", r"\lt": "<", r"\gt": ">",
+}  # fmt: skip
 
 
 class Token(NamedTuple):
@@ -45,9 +44,8 @@ class Token(NamedTuple):
 
 def tokens_of(text: str) -> Iterator[Token]:
     """Words in lower case and pieces of formulas. Any other character becomes an empty word, which ends a formula."""
-    plain = text.replace("{,}", ",")
-    plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain)
-    plain = _LAYOUT.sub(" ", _unwrapped(_DEGREES.sub("°", plain)))
+    plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain_latex(text))
+    plain = _LAYOUT.sub(" ", _unwrapped(plain))
     position = 0
     for math in _MATH.finditer(plain):
         yield from _pieces(plain[position : math.start()], in_math=False)
@@ -57,9 +55,9 @@ def tokens_of(text: str) -> Iterator[Token]:
 
 
 def _unwrapped(text: str) -> str:
-    r"""Removes ``\text{}`` and similar wrappers and turns fractions into quotients, the inner ones first."""
+    r"""Removes ``\text{}`` and turns fractions into quotients."""
     for _ in range(MAX_NESTING):
-        inner = _FRACTION.sub(_quotient, _WRAPPER.sub(r" \1 ", text))
+        inner = _FRACTION.sub(_quotient, _TEXT.sub(r" \1 ", text))
         if inner == text:
             break
         text = inner
@@ -67,8 +65,8 @@ def _unwrapped(text: str) -> str:
 
 
 def _quotient(fraction: re.Match[str]) -> str:
-    above, below = (fraction[1] or fraction[2] or "").strip(), (fraction[3] or fraction[4] or "").strip()
-    return "/".join(part if _SIMPLE.fullmatch(part) else f"({part})" for part in (above, below))
+    parts = (part.strip() for part in fraction.groups())
+    return "/".join(part if _SIMPLE.fullmatch(part) else f"({part})" for part in parts)
 
 
 def _pieces(text: str, in_math: bool) -> Iterator[Token]:
@@ -79,6 +77,7 @@ def _pieces(text: str, in_math: bool) -> Iterator[Token]:
         elif kind == "word":
             yield from _word(piece, in_math)
         else:
+            piece = SIGNS.get(piece, piece).strip()
             yield Token(_SPELLINGS.get(piece, piece), is_math=True) if kind != "other" else Token("", is_math=False)
 
 

@@ -53,35 +53,27 @@ def test_an_argument_that_the_server_does_not_know_is_named() -> None:
     server.stop()
 
 
-def test_the_keeper_restarts_a_killed_server_at_its_address() -> None:
-    keeper = CacheKeeper(WITHOUT_ENGINES)
-    try:
-        address = keeper.start()
-        first = keeper.server.pid
-        assert first is not None
-        killed = time.monotonic()
-        os.kill(first, signal.SIGKILL)
-        until(lambda: keeper.restarts == 1)
+def test_the_keeper_replaces_a_server_that_is_killed_and_one_that_hangs() -> None:
+    settings = WITHOUT_ENGINES.model_copy(update={"stop_timeout_s": 0.5})
+    keeper = CacheKeeper(settings, probe_interval_s=0.5, probe_failures=1)
+
+    def replaced_after(ending: signal.Signals) -> None:
+        restarts, last = keeper.restarts, keeper.server.pid
+        assert last is not None
+        ended = time.monotonic()
+        os.kill(last, ending)
+        until(lambda: keeper.restarts == restarts + 1)
         # Otherwise an engine without a heartbeat in between would not know that it has to register again.
-        assert time.monotonic() - killed > 2 * WITHOUT_ENGINES.heartbeat_interval_s
+        assert time.monotonic() - ended > 2 * settings.heartbeat_interval_s
         assert keeper.server.healthy()
         assert keeper.server.address == address
-        assert keeper.server.pid != first
+        assert keeper.server.pid != last
+        assert not exists(last)
+
+    try:
+        address = keeper.start()
+        replaced_after(signal.SIGKILL)
+        replaced_after(signal.SIGSTOP)
     finally:
         keeper.stop()
     assert not keeper.server.alive()
-
-
-def test_the_keeper_replaces_a_server_that_hangs() -> None:
-    settings = WITHOUT_ENGINES.model_copy(update={"stop_timeout_s": 0.5})
-    keeper = CacheKeeper(settings, probe_interval_s=0.5, probe_failures=1)
-    try:
-        keeper.start()
-        first = keeper.server.pid
-        assert first is not None
-        os.kill(first, signal.SIGSTOP)
-        until(lambda: keeper.restarts == 1)
-        assert keeper.server.healthy()
-        assert not exists(first)
-    finally:
-        keeper.stop()

@@ -8,10 +8,11 @@ import psutil
 import pytest
 
 from benchmarks.processes import engines_of
+from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
 from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
-from tests.engine.conftest import GenerationEngine, quiet, stop
+from tests.engine.conftest import quiet, stop
 
 
 async def exhaust(groups: AsyncIterator[ChildGroup]) -> None:

@@ -13,7 +13,9 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.processes import engines_of
+from deployments.engines.generation import GenerationEngine
 from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError, ScorerError
 from search.ports import (
@@ -27,7 +29,7 @@ from search.ports import (
     ScoreRequest,
     StopCondition,
 )
-from tests.engine.conftest import GenerationEngine, ScoringEngine, quiet, stop
+from tests.engine.conftest import quiet, stop
 
 STALL_S = 3.0
 FOUND_S = 60.0

@@ -55,7 +55,15 @@ def server_of(process: int) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared() -> Template:
+    """The template from which the engines of other tests are forked, too: another one would import vLLM again."""
+    found = template.template_of(GeneratorSettings())
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory(shared: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory of templates that no other test uses."""
     path = tmp_path_factory.mktemp("templates")
     with pytest.MonkeyPatch.context() as patch:
@@ -95,9 +103,14 @@ async def tokens_of(settings: GeneratorSettings) -> tuple[list[tuple[int, ...]],
 
 
 async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_template_does_not_answer(
-    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+    generator_model: str,
+    shared: Template,
+    own: Template,
+    monkeypatch: pytest.MonkeyPatch,
+    warnings: pytest.LogCaptureFixture,
 ) -> None:
     settings = GeneratorSettings(model=generator_model, max_model_len=256)
+    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: shared)
     forked, parent = await tokens_of(settings)
     assert template.__name__ in parent.cmdline()
 
@@ -106,6 +119,7 @@ async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_
     server = server_of(process.pid)
     server.suspend()
     monkeypatch.setattr(template, "FORK_S", 0.5)
+    monkeypatch.setattr(template, "_templates", {})  # emptied when a template does not answer; later tests need theirs
     monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
     spawned, parent = await tokens_of(settings)
     server.resume()
@@ -116,30 +130,27 @@ async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_
     process.join()
 
 
-async def test_a_forked_engine_has_its_variables_from_its_first_instruction(generator_model: str) -> None:
-    settings = GeneratorSettings(model=generator_model, max_model_len=256)
-    found = template.template_of(settings)
-    assert found is not None
-    process = found.Process(target=time.sleep, args=(600,))
+def test_a_forked_engine_has_its_variables_from_its_first_instruction(shared: Template) -> None:
+    process = shared.Process(target=time.sleep, args=(600,))
     process.start()
     server = server_of(process.pid)
     # With a second thread, a lock might be held for ever in a forked process.
     assert server.num_threads() == 1
     maps = {Path(entry.path).name for entry in psutil.Process(process.pid).memory_maps()}
-    preloaded = engine_environment(settings).get("LD_PRELOAD", "").split()
+    preloaded = engine_environment(GeneratorSettings()).get("LD_PRELOAD", "").split()
     assert {Path(library).name.split(".so")[0] for library in preloaded} <= {name.split(".so")[0] for name in maps}
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_call_returns_its_result_or_its_error(own: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_returns_its_result_or_its_error(shared: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANYAN_TEST", "of this process")
-    assert own.call(lambda: os.environ["BANYAN_TEST"]) == "of this process"
+    assert shared.call(lambda: os.environ["BANYAN_TEST"]) == "of this process"
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        own.call(lambda: 1 % 0)
+        shared.call(lambda: 1 % 0)
     with pytest.raises(TemplateLost, match="without a result"):
-        own.call(lambda: os._exit(3))
+        shared.call(lambda: os._exit(3))
 
 
 def test_without_a_directory_of_ones_own_there_is_no_template(

@@ -124,31 +124,32 @@ class Jobs:
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
+        # Prompts of agents are long, and one answer is not scored.
+        unscored = bool(tools) and not settings.strategy.needs_rewards
+        longest = self._context if unscored else self._search_context
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
         asked = request.conversation
         min_tokens = (len(asked[-1].text) + len(request.prefill)) // self._encoder.longest_token
-        if min_tokens >= self._search_context:
-            raise self._too_long(f"more than {min_tokens} tokens")
+        if min_tokens >= longest:
+            raise self._too_long(f"more than {min_tokens} tokens", longest)
         try:
             chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
-            prompt = self._encoder.encode_chat(
-                chat, template_kwargs=kwargs, max_tokens=self._search_context, tools=tools
-            )
+            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
             open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
         except PromptTooLong as error:
-            raise self._too_long(str(error)) from None
+            raise self._too_long(str(error), longest) from None
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
         prefill = Prefill.of(request.prefill, self._delimiter)
         # The reward model's format adds tokens to each of the prefill's steps, which ``max_depth`` does not count.
-        context = self._search_context - self._tokens_per_step * len(prefill.steps)
+        context = longest - self._tokens_per_step * len(prefill.steps)
         prompt_tokens = len(prompt) + len(written)
         if prompt_tokens >= context:
             raise self._too_long(f"{prompt_tokens} tokens", context)
-        if context < self._search_context:
+        if context < longest:
             most = min(settings.max_path_tokens, context - prompt_tokens)
             settings = settings.model_copy(update={"max_path_tokens": most})
         prm_question = question(asked, conversation := now.prm_reads == "conversation")
@@ -173,7 +174,7 @@ class Jobs:
             json_schema=json_schema,
             open_thought=open_thought,
             side_call=side_call,
-            calls=call_reader(request, prompt, now, self._calls),
+            calls=call_reader(request, prompt, now, self._calls, longest),
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
@@ -284,9 +285,9 @@ class Jobs:
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
         return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
 
-    def _too_long(self, tokens: str, context: int | None = None) -> BadRequest:
+    def _too_long(self, tokens: str, context: int) -> BadRequest:
         fault = f"the prompt has {tokens}, which leaves no room to answer"
-        return context_exceeded(context or self._search_context, fault, "messages")
+        return context_exceeded(context, fault, "messages")
 
     def _cache_salt(self, key: KeyRecord | None) -> str:
         """Returns the key's salt of the prefix cache, so that reply times reveal nothing about other keys' prompts."""

@@ -10,7 +10,7 @@ from deployments.admission.errors import BadRequest
 from deployments.config import ControllerSettings
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.chat.tools import NamedChoice
-from deployments.service.tool_calls import CallReader, ForcedCalls, Said, WrittenCalls
+from deployments.service.tool_calls import CallReader, CallsWanted, ForcedCalls, Said, WrittenCalls
 from search.settings import SHARED_SETTINGS
 
 REFUSED = "tools is not supported: a search calls none here (controller.tool_calls)"
@@ -83,25 +83,32 @@ def with_tools(request: ChatRequest, default_search: Mapping[str, Any], settings
 
 
 def call_reader(
-    request: ChatRequest, prompt: Sequence[int], settings: ControllerSettings, parser: ReadCalls | None
+    request: ChatRequest,
+    prompt: Sequence[int],
+    settings: ControllerSettings,
+    parser: ReadCalls | None,
+    context_tokens: int,
 ) -> CallReader | None:
-    """Returns what reads the calls in the request's answers; None if it has no tools.
+    """Returns what reads the calls in the request's answers; None if it has no tools. ``context_tokens``: the longest
+    prompt and answer.
 
     Raises:
         BadRequest: nothing reads the model's calls.
     """
     if not request.offered:
         return None
-    parallel, excluded = request.parallel_tool_calls is not False, settings.exclude_arguments
+    told = CallsWanted(
+        tuple(prompt), context_tokens, request.parallel_tool_calls is not False, settings.exclude_arguments
+    )
     if isinstance(request.tool_choice, NamedChoice):
-        return ForcedCalls(request.tool_choice.function.name, prompt, parallel, excluded)
+        return ForcedCalls(told, request.tool_choice.function.name)
     if request.tool_choice == "required":
-        return ForcedCalls(None, prompt, parallel, excluded)
+        return ForcedCalls(told)
     if parser is None:
         raise BadRequest(NO_PARSER, "tools", "unsupported_parameter")
     parser.start()
     tools = [tool.shown for tool in request.offered]
-    return WrittenCalls(lambda text: parser(text, tools), prompt, parallel, excluded)
+    return WrittenCalls(told, lambda text: parser(text, tools))
 
 
 def tool_notes(request: ChatRequest, strategy: str, n: int) -> list[str]:

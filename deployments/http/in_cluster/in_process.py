@@ -7,7 +7,7 @@ from deployments.admission.auth import ApiKeys, AsJob
 from deployments.admission.errors import Unauthorized
 from deployments.http.chat.cached_search import NO_STORE
 
-Answer = tuple[int, list[tuple[str, str]], bytes]
+Reply = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and complete body."""
 
 
@@ -20,7 +20,7 @@ class InProcessEndpoint:
         self._app = app
         self._keys = keys
 
-    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
+    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Reply:
         """Answers one request.
 
         Args:

@@ -30,7 +30,7 @@ MAX_PAUSE_S = 10.0
 """Maximum pause between two attempts of a row, even if ``Retry-After`` is longer."""
 
 Json = dict[str, Any]
-Answer = Callable[[str, str, bytes], Awaitable[tuple[int, list[tuple[str, str]], bytes]]]
+Endpoint = Callable[[str, str, bytes], Awaitable[tuple[int, list[tuple[str, str]], bytes]]]
 """`SearchController.answer`: from method, path and body to status, headers and body."""
 
 
@@ -44,7 +44,7 @@ class Row(BaseModel):
     """JSON."""
 
 
-async def reply_to(row: Json, answer: Answer) -> Json:
+async def reply_to(row: Json, endpoint: Endpoint) -> Json:
     """Returns the body of the reply to a row.
 
     Errors are built-in exceptions, which any process can unpickle. The stage distinguishes their types: the first two
@@ -60,7 +60,7 @@ async def reply_to(row: Json, answer: Answer) -> Json:
         asked = validated(Row, row)
     except BadRequest as error:
         raise ValueError(f"a row is {{'url': '/v1/…', 'body': json.dumps(…)}}: {error.message}") from None
-    status, headers, content = await _answer_with_retries(asked, answer)
+    status, headers, content = await _answer_with_retries(asked, endpoint)
     if not headers.get("content-type", "").startswith("application/json"):
         raise ValueError("body.stream: the reply to a row is whole, not streamed")
     reply: Json = json.loads(content)
@@ -73,7 +73,7 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     raise ValueError(message) if own else RuntimeError(message)
 
 
-async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:
+async def _answer_with_retries(asked: Row, endpoint: Endpoint) -> tuple[int, dict[str, str], bytes]:
     """Sends a row until the reply is no 429; returns status, headers and body.
 
     Raises:
@@ -84,7 +84,7 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
     while True:
         try:
             sent = await read_by(flex_unless_said, body, ROWS) if asked.url.rstrip("/") in WORK else body
-            status, header_pairs, content = await answer("POST", asked.url, sent)
+            status, header_pairs, content = await endpoint("POST", asked.url, sent)
             headers = dict(header_pairs)
         except Busy as busy:
             status, headers, content = busy.status, busy.headers, b""

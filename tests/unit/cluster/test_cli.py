@@ -448,7 +448,7 @@ class TestSearchField:
         [
             ("clairvoyance", "unknown strategy"),
             ("nowhere.at_all:Widest", "nowhere"),
-            ("search.budget:Budget:n=4", "is no strategy"),
+            ("search.budget:Budget:n=4", "is not a strategy"),
             ("beam-0", "greater than or equal to 1"),
             ("dvts:m=5", "n = 16 is not a multiple of m = 5"),
             ("dvts:m", "write key=value"),

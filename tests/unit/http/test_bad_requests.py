@@ -246,7 +246,7 @@ async def test_depth_and_elements_are_allowed_up_to_their_limits() -> None:
     with pytest.raises(BadRequest, match="nested too deeply"):
         checked(nested(MAX_DEPTH, 1))
     for wide in ([0] * MAX_ELEMENTS, [[], {}, [1] * (MAX_ELEMENTS - 3)]):
-        with pytest.raises(BadRequest, match=f"over {MAX_ELEMENTS} values"):
+        with pytest.raises(BadRequest, match=f"limit of {MAX_ELEMENTS} values"):
             checked(wide)
 
 

@@ -65,7 +65,7 @@ def assert_unstored(response: Json) -> None:
     assert response["store"] is False
     assert response["status"] == "completed"
     [note] = [note for note in response["search"]["notes"] if note.startswith("store: ")]
-    assert "not kept" in note
+    assert "not stored" in note
 
 
 @pytest.mark.parametrize("place", [*PLACES, "replies"])

@@ -189,6 +189,26 @@ async def test_what_clients_send_is_accepted(world: World, fields: Json) -> None
     assert (await reply(world, **fields))["choices"][0]["finish_reason"] == "stop"
 
 
+async def test_three_dozen_tools_as_pydantic_writes_them_are_accepted(make_world: MakeWorld) -> None:
+    """As Open WebUI sends them with every question."""
+    world = make_world(max_model_len=65536)
+    properties = {
+        "query": {"description": "What to look for.", "type": "string"},
+        "count": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": 5, "title": "Count"},
+        "ids": {"anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}], "default": None},
+        "extra": {"additionalProperties": True, "type": "object"},
+        "deep": {"default": False, "type": "boolean"},
+    }
+    parameters = {"properties": properties, "required": ["query"], "type": "object"}
+    tools = [tool(f"search_{n}", description="Searches.", parameters=parameters) for n in range(36)]
+    world.generator.texts = ["".join(call(f"search_{n}", query="x") for n in (0, 35))]
+    message = (await reply(world, tools=tools, search={}))["choices"][0]["message"]
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["search_0", "search_35"]
+    world.generator.texts = ['[{"name": "search_35", "parameters": {"query": "x"}}]']
+    [choice] = (await reply(world, tools=tools, tool_choice="required"))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
 async def test_max_completion_tokens_is_the_length_of_the_answer(world: World) -> None:
     request = ChatRequest.parse(chat(tools=[tool()], max_completion_tokens=250))
     strategy = world.jobs.search(request).settings

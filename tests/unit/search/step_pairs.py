@@ -249,6 +249,12 @@ LATER = [
     same("We start by finding the derivative of $f$.", "First, find the derivative of $f$."),
     same("Let the width be $w$; then the length is $2w$.", "If the width is $w$, the length is $2w$."),
     same("Therefore the probability is $\\frac{1}{6}$.", "The probability is therefore equal to 1/6."),
+    same("So $P = \\frac16$.", "So $P = \\dfrac{1}{6}$."),
+    same("So $x = \\frac{\\sqrt3}{2}$.", "So $x = {\\sqrt{3} \\over 2}$."),
+    same("Hence $\\boxed{\\mathbf{v}} = 3$.", "Hence $v = 3$."),
+    same("The rate is $50\\%$ of 8.", "The rate is 50% of 8."),
+    different("The rate is $50\\%$.", "The rate is 50."),
+    same("It is $\\operatorname{sin} x = 1$.", "It is $\\sin x = 1$."),
     same("Now we can plug $x=2$ into $f(x)=x^2+1$.", "Plugging $x = 2$ into $f(x) = x^2 + 1$:"),
     same(
         "This is a right triangle, so we can use the Pythagorean theorem.",

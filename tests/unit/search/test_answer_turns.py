@@ -9,7 +9,7 @@ import pytest
 
 from search.answers import equivalence
 from search.answers.equivalence import BUDGET_S, AnswerMatcher, EquivalenceWorker, Reply
-from search.answers.quantities import Form
+from search.answers.readings import Form
 from search.answers.voting import SelectionRule
 from search.run.answer_selection import select_answer
 from search.settings import parse_search
@@ -28,7 +28,7 @@ class Worker(EquivalenceWorker):
         self.go = threading.Event()
         self.go.set()
 
-    def readings(self, forms: Sequence[Form]) -> Reply:
+    def evaluated(self, forms: Sequence[Form]) -> Reply:
         [[_, answer, _]] = forms
         self.asked.append(answer)
         if "sum" not in answer:
@@ -134,6 +134,6 @@ async def test_a_selection_says_how_many_answers_were_not_read(slow: AnswerMatch
 async def test_an_answer_costs_the_same_whenever_it_is_asked_for(matcher: AnswerMatcher) -> None:
     """Which answers a budget suffices for does not depend on what was compared before."""
     answer = rf"\sum_{{k=1}}^{{12}} \frac{{x^k}}{{k^2+y+{time.time_ns()}}}"
-    first, again = (matcher._worker.readings([["latex", answer, answer]]) for _ in range(2))
+    first, again = (matcher._worker.evaluated([["latex", answer, answer]]) for _ in range(2))
     assert first == again
     assert 0 < first.seconds < equivalence.BUDGET_S

@@ -14,10 +14,10 @@ import pytest
 from answer_pairs import PAIRS
 
 from search.answers import equivalence
-from search.answers.arguments import with_arguments
 from search.answers.canonical import Number, as_number, canonical
 from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker
 from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, boxed_answer, extract_answer
+from search.tools.latex import plain_latex
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_plain_numbers(answer: str, value: Fraction | int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("formula", "braced"),
+    ("formula", "plain"),
     [
         (r"\frac12", r"\frac{1}{2}"),
         (r"\frac a b + c", r"\frac{a}{b} + c"),
@@ -145,10 +145,18 @@ def test_plain_numbers(answer: str, value: Fraction | int | None) -> None:
         (r"x^{1 \over 2}", r"x^{\frac{1}{2}}"),
         (r"x = 1 \over 2, y", r"x =\frac{1}{2}, y"),
         (r"\hat x", r"\hat{x}"),
+        # Styles go, with their braces.
+        (r"\boxed{\mathbf{x}_{1}}", "x_{1}"),
+        (r"\boxed{\frac12}^2", r"(\frac{1}{2})^2"),
+        (r"x^\mathbf{12}", "x^{12}"),
+        (r"\pi\mathbf{x}", r"\pi x"),
+        (r"\textbf{cm}\left[\textcolor{red}{10{,}000}\right]", r"\text{cm}[{10,000}]"),
+        (r"{10{,}000 \over 3}", r"\frac{10,000}{3}"),
+        (r"\frac12^\circ", r"\frac{1}{2}°"),
+        (r"\mathrm{e}^{\operatorname{sin}x}", r"e^{\sin x}"),
         # What follows is no argument.
         (r"\sqrt(5)", r"\sqrt(5)"),
-        (r"\sqrt\left(5\right)", r"\sqrt\left(5\right)"),
-        (r"\frac12^\circ", r"\frac{1}{2}^\circ"),
+        (r"\sqrt\left(5\right)", r"\sqrt(5)"),
         (r"\frac1", r"\frac1"),
         (r"\sqrt[3", r"\sqrt[3"),
         (r"}\sqrt2{", r"}\sqrt{2}{"),
@@ -156,8 +164,9 @@ def test_plain_numbers(answer: str, value: Fraction | int | None) -> None:
         ("x^2", "x^2"),
     ],
 )
-def test_arguments_get_braces(formula: str, braced: str) -> None:
-    assert with_arguments(formula) == braced
+def test_latex_has_one_spelling(formula: str, plain: str) -> None:
+    assert plain_latex(formula) == plain
+    assert plain_latex(plain) == plain
 
 
 @pytest.mark.parametrize("answer", [r"50\%", "50%", "50 percent", r"50 \text{ percent}", "50%."])
@@ -303,9 +312,9 @@ def test_grouping_symbolic_answers_takes_linear_time(matcher: AnswerMatcher) -> 
     random.Random(0).shuffle(order)
     asked: list[str] = []
     worker = matcher._worker
-    read = worker.readings
+    read = worker.evaluated
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "readings", lambda answer: asked.append(answer) or read(answer))
+        patch.setattr(worker, "evaluated", lambda answer: asked.append(answer) or read(answer))
         found = asyncio.run(matcher.group([answers[index] for index in order]))
     assert {frozenset(order[index] for index in group) for group in found} == {
         frozenset({index, index + 48}) for index in range(48)
@@ -361,16 +370,16 @@ def test_a_worker_that_hangs_or_dies_is_replaced(stub: EquivalenceWorker, trap: 
     stub.start()
     lost = stub._process
     assert lost is not None
-    assert stub.readings([["latex", trap, ""]]) == (None, LOST_S)
+    assert stub.evaluated([["latex", trap, ""]]) == (None, LOST_S)
     assert lost.poll() is not None
-    assert stub.readings([["latex", "seven", ""]]) == ([["number", "7"]], 0)
+    assert stub.evaluated([["latex", "seven", ""]]) == ([["number", "7"]], 0)
 
 
 def test_a_worker_that_ran_out_of_time_is_kept(stub: EquivalenceWorker) -> None:
     stub.start()
     kept = stub._process
-    assert stub.readings([["latex", "slow", ""]]) == (None, 1.5)
-    assert stub.readings([["latex", "seven", ""]]) == ([["number", "7"]], 0)
+    assert stub.evaluated([["latex", "slow", ""]]) == (None, 1.5)
+    assert stub.evaluated([["latex", "seven", ""]]) == ([["number", "7"]], 0)
     assert stub._process is kept
 
 
