@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from deployments.engines.chat_template import ChatTemplate
 from deployments.engines.reasoning import Marks
 from deployments.engines.token_guard import CUT, EDGE, TokenGuard
-from deployments.engines.tool_parsers import parser_name
+from deployments.engines.tool_parsers import tool_parser_name
 from deployments.engines.tool_support import ToolSupport
 from search.answers.thoughts import has_marks, open_thought
 from search.errors import PromptTooLong
@@ -135,7 +135,7 @@ class ChatEncoder:
     @cached_property
     def tool_parser(self) -> str | None:
         """The parser that certainly reads the calls that the chat template shows the model."""
-        return parser_name(self._tokenizer)
+        return tool_parser_name(self._tokenizer)
 
     @cached_property
     def tool_support(self) -> ToolSupport:

@@ -43,7 +43,7 @@ class ParsedCalls(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
-def parser_name(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+def tool_parser_name(tokenizer: "PreTrainedTokenizerBase") -> str | None:
     """Returns the parser that reads what the tokenizer's chat template shows the model; None if it is not certain."""
     template = tokenizer.chat_template
     if isinstance(template, Mapping):

@@ -24,7 +24,7 @@ from search.tree import Node
 
 logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).parents[1] / "engines" / "tool_call_worker.py"
-STARTUP_S = 180.0
+STARTUP_S = 300.0
 """Timeout of the worker's start, wall clock: it imports vLLM."""
 REPLY_S = 10.0
 """Timeout of reading one text, wall clock. Then the text counts as one without calls."""
@@ -164,7 +164,7 @@ class WrittenCalls(CallReader):
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or await self._read_behind_thoughts(text)
+            said = self._said[text] = self._said.get(text) or self._kept(await self._read(text[parts(text).start :]))
             if said.calls:
                 alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
@@ -190,9 +190,6 @@ class WrittenCalls(CallReader):
             if said.calls
             else self._shared.extract_answer(said.content)
         )
-
-    async def _read_behind_thoughts(self, text: str) -> Said:
-        return self._kept(await self._read(text[parts(text).start :]))
 
 
 class ForcedCalls(CallReader):

@@ -86,6 +86,20 @@ async def test_without_a_call_the_text_is_the_answer(world: World) -> None:
         assert (choice["answer"], choice["finish_reason"]) == (answer, reason)
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (f"<think>\nRome? {call(city='Rome')}\n</think>\n\n{call(city='Oslo')}", '{"city": "Oslo"}'),
+        (call(city="<think>Rome</think>"), '{"city": "<think>Rome</think>"}'),
+        (f"<think>a</think>{call(city='<think>Rome')}", '{"city": "<think>Rome"}'),
+    ],
+)
+async def test_a_call_is_read_behind_the_thought(world: World, text: str, arguments: str) -> None:
+    world.generator.texts = [text]
+    [made] = (await reply(world, tools=[tool()]))["choices"][0]["message"]["tool_calls"]
+    assert made["function"]["arguments"] == arguments
+
+
 async def test_ids_follow_from_seed_and_prompt(world: World) -> None:
     world.generator.texts = [call(city="Rome")]
 
