@@ -159,8 +159,8 @@ def _leading_thoughts(text: str) -> tuple[list[Span], int]:
         what, row = str(mark.lastgroup)[0], int(str(mark.lastgroup)[1:])
         behind = mark.end()
         if what == "a":
-            if "/" not in mark[0] or _LINE_END.match(text, behind):
-                thoughts, start = [Span(thoughts[0].start if thoughts else 0, mark.start())], behind
+            if not start and ("/" not in mark[0] or _LINE_END.match(text, behind)):
+                return [Span(0, mark.start())], behind
         else:
             table = _AT_BEGINNING if mark.re is _AT_BEGINNING.mark else _ANYWHERE
             closing = table.closings[row].search(text, behind)

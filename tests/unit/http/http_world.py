@@ -80,6 +80,7 @@ class Letters:
         self.tokenized += len(text)
         return [ord(letter) for letter in text]
 
+    marks: object | None = None
     template_variables = frozenset({"enable_thinking", "opens_thought"})
     tool_support = ToolSupport(tools=True, calls=True, results=True)
 
@@ -280,6 +281,7 @@ class World:
             }
         )
         self.encoder = Letters()
+        self.encoder.marks = object() if thinks else None
         self.generator = FakeGenerator()
         self.scorer = FakeScorer()
         settings = self.config.controller

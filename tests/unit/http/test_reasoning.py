@@ -237,6 +237,64 @@ class TestResponses:
         assert final.output_text == CONTENT
 
 
+class TestBudget:
+    OFF = "<enable_thinking=False>"
+
+    async def asked(self, world: World, **fields: Any) -> tuple[str, list[str]]:
+        """The prompt, and the notes of the reply."""
+        world.generator.prompts.clear()
+        found = await replied(world, **fields)
+        return world.generator.prompts[0], found["search"]["notes"]
+
+    @pytest.mark.parametrize(
+        "fields", [{"reasoning_effort": "none"}, {"search": {"budget": {"thinking": 0}}}], ids=["effort", "budget"]
+    )
+    async def test_no_thinking_is_the_templates_switch(self, thinking_world: World, fields: Json) -> None:
+        prompt, notes = await self.asked(thinking_world, **fields)
+        assert prompt.endswith(self.OFF)
+        assert not notes
+        own = {"chat_template_kwargs": {"enable_thinking": True}}
+        prompt, _ = await self.asked(thinking_world, **fields, **own)
+        assert prompt.endswith("<enable_thinking=True>"), "the request's own switch stays"
+
+    async def test_responses_take_the_effort(self, thinking_world: World) -> None:
+        body = {"model": "m", "input": "x", "reasoning": {"effort": "none"}}
+        assert (await thinking_world.client.post(RESPONSES, json=body)).status_code == 200
+        assert thinking_world.generator.prompts[0].endswith(self.OFF)
+
+    async def test_none_keeps_the_default_search(self, make_world: MakeWorld) -> None:
+        default = {"strategy": "best_of_n", "n": 3, "budget": {"tokens": 500}}
+        world = make_world(thinks=True, default_search=default)
+        block = (await replied(world, reasoning_effort="none"))["search"]
+        assert (block["strategy"], block["n"]) == ("best_of_n", 3)
+        own = make_world(efforts={"none": {"strategy": "greedy"}})
+        assert (await replied(own, reasoning_effort="none"))["search"]["strategy"] == "greedy"
+
+    async def test_presets_set_it(self, make_world: MakeWorld) -> None:
+        world = make_world(thinks=True, efforts={"low": {"strategy": "greedy", "budget": {"thinking": 0}}})
+        prompt, _ = await self.asked(world, reasoning_effort="low")
+        assert prompt.endswith(self.OFF)
+        prompt, _ = await self.asked(world, reasoning_effort="low", search={"budget": {"thinking": 100}})
+        assert not prompt.endswith(">")
+
+    async def test_caps_set_none(self, thinking_world: World) -> None:
+        assert thinking_world.jobs.search(ChatRequest.parse(chat())).settings.budget.thinking is None
+
+    async def test_a_note_says_where_it_has_no_effect(self, make_world: MakeWorld) -> None:
+        world = make_world()
+        _, [note] = await self.asked(world, search={"budget": {"thinking": 5}})
+        assert note.startswith("budget.thinking has no effect")
+        world.encoder.template_variables = frozenset()
+        _, [note] = await self.asked(world, reasoning_effort="none")
+        assert note.endswith("its chat template has no switch for it")
+        thinking = make_world(thinks=True)
+        thinking.encoder.template_variables = frozenset()
+        _, notes = await self.asked(thinking, search={"budget": {"thinking": 0}})
+        assert not notes, "the generator is given an empty thought"
+        _, notes = await self.asked(thinking, search={"budget": {"thinking": 0}, "thinking": "steps"})
+        assert len(notes) == 1
+
+
 class TestHistory:
     """What clients send back of earlier replies."""
 
