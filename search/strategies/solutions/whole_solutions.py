@@ -26,8 +26,8 @@ class WholeSolutions(Strategy):
         None,
         ge=0.0,
         le=MAX_SAMPLES,
-        description="Stop when the leading answer is ahead of the next by this many mean weights, although it might "
-        "still lose.",
+        description="Stop when the leading answer's weight exceeds the second's by this multiple of a solution's mean "
+        "weight. Another answer might still have won.",
     )
     margin_after: Uncapped = Field(
         4, ge=1, le=MAX_SAMPLES, description="Minimum number of solutions before `margin` may stop the search."
