@@ -40,7 +40,7 @@ class Device(NamedTuple):
     least_turn_s: float
     """Under ``auto`` nothing is written ahead if the rewards of a search take less, seconds."""
     beside: int
-    """Number of requests in demand beside which others are begun."""
+    """Children are begun only while at most this many requested branches are unfinished."""
 
 
 CPU = Device(1.5, 3.0, 0.08, 0)
@@ -53,14 +53,14 @@ GPU = Device(4.0, 4.0, 0.0, 8)
 WEIGHT = 0.05
 """Weight of the newest value in the moving averages."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
-"""What was written ahead is given up if the search's next call does not come within so many average waits for one:
-nobody tells a replica that a search has ended."""
+"""Children written ahead are aborted if the search makes no call for ``LINGER_TURNS`` times the average wait, within
+the other two: a replica is not told that a search has ended."""
 PRUNE_ABOVE = 1024
-"""Number of children to begin above which those of rounds that are over are dropped."""
+"""Length of the heap of children to begin above which those of past rounds are removed from it."""
 
 
 class _Kind(NamedTuple):
-    """What all branches of a call have in common, as far as it decides what they say."""
+    """Parameters of a call that determine the text of its branches, seeds and lengths apart."""
 
     sampling: Sampling
     logprobs: bool
@@ -185,7 +185,7 @@ class WriteAhead:
 
     @property
     def beside(self) -> int:
-        """Number of requests in demand beside which others are begun."""
+        """Children are begun only while at most this many requested branches are unfinished."""
         return self._device.beside
 
     @property
@@ -200,9 +200,9 @@ class WriteAhead:
         }
 
     def check_integrity(self) -> list[str]:
-        """Leak check of an idle engine: a sentence for each search for which something is kept that was begun."""
+        """Leak check of an idle engine: a sentence for each search with requests that were begun and not aborted."""
         begun = (search_id for search_id, search in self._searches.items() if search.has_begun)
-        return [f"something is written ahead for search {search_id}" for search_id in begun]
+        return [f"requests written ahead for search {search_id} were not aborted" for search_id in begun]
 
     @contextmanager
     def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
@@ -254,7 +254,7 @@ class WriteAhead:
         for index in range(len(step.children), number):
             heapq.heappush(self._wanted, (index / number, next(self._numbers), owner, step))
         if len(self._wanted) > self._prune_above:
-            # Beside steady demand none is ever taken.
+            # Under steady load none of them is ever taken.
             self._wanted = [entry for entry in self._wanted if not entry[2].over]
             heapq.heapify(self._wanted)
             self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
@@ -307,7 +307,7 @@ class SearchAhead:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything is kept that was begun."""
+        """Whether it has requests that were begun."""
         rounds = [each for each in (self._before, self._round) if each is not None]
         return any(step.children for each in rounds for step in each.steps.values())
 

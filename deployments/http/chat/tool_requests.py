@@ -58,14 +58,16 @@ def check_tools(request: ChatRequest, settings: ControllerSettings, encoder: Wri
     if settings.tool_calls == "refuse" and request.tools:
         raise BadRequest(REFUSED, "tools", "unsupported_parameter")
     if request.offered and not encoder.tool_support.tools:
-        raise BadRequest("tools: the model's chat template takes none", "tools", "unsupported_parameter")
+        raise BadRequest("tools: the model's chat template does not support them", "tools", "unsupported_parameter")
     for index, message in enumerate(request.messages):
         if message.tool_calls and not encoder.tool_support.calls:
             path = f"messages.{index}.tool_calls"
-            raise BadRequest(f"{path}: the model's chat template takes none", path, "unsupported_parameter")
+            raise BadRequest(f"{path}: the model's chat template does not support them", path, "unsupported_parameter")
         if message.role == "tool" and not encoder.tool_support.results:
             path = f"messages.{index}.role"
-            raise BadRequest(f"{path}: the model's chat template takes no results of tools", path, "unsupported_value")
+            raise BadRequest(
+                f"{path}: the model's chat template does not support tool results", path, "unsupported_value"
+            )
 
 
 def with_tools(request: ChatRequest, default_search: Mapping[str, Any], settings: ControllerSettings) -> dict[str, Any]:
