@@ -92,7 +92,11 @@ REFUSED = _counter(
 )
 LOOP_DELAY = _gauge(_C, "event_loop_delay_seconds", "Longest delay of the event loop since the last export")
 EXPAND_SECONDS = _histogram(
-    _C, "expand_seconds", "Duration of generator calls, from the request to the last child, retries included", "lane"
+    _C,
+    "expand_seconds",
+    "Duration of generator calls, from the request to the last child, retries included, by lane (priority in the "
+    "replica's queue): first_steps of a search, or demand for all later ones; with flex_ in front for flex requests",
+    "lane",
 )
 SCORE_SECONDS = _histogram(_C, "score_seconds", "Duration of calls to the process reward model, retries included")
 STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps received from the generator")

@@ -13,10 +13,10 @@ from deployments.http.chat.tools import NamedChoice
 from deployments.service.tool_calls import CallReader, CallsWanted, ForcedCalls, Said, WrittenCalls
 from search.settings import SHARED_SETTINGS
 
-REFUSED = "tools is not supported: a search calls none here (controller.tool_calls)"
-STRICT_NOTE = "strict: arguments are held to their schema with tool_choice required or a function's name alone"
+REFUSED = "tools is not supported: the operator has turned it off (controller.tool_calls: refuse)"
+STRICT_NOTE = "strict: arguments follow their schema only if tool_choice is required or the name of a function"
 NO_PARSER = (
-    "tools: nothing here reads this model's calls (generator.tool_parser); tool_choice may be none, required or the "
+    "tools: no parser of this model's calls is set (generator.tool_parser); tool_choice may be none, required or the "
     "name of a function"
 )
 
