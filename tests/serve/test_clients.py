@@ -121,7 +121,7 @@ def test_the_readmes_request_is_answered_rightly_where_greedy_decoding_is_wrong(
 
 
 def test_the_program_of_the_endpoints_page_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", page("docs/clients.md"), re.DOTALL)
+    [example] = re.findall(r"```python\n([^`]*?text = .*?)```", page("docs/clients.md"), re.DOTALL)
     there = f'"{idle.url}", "{idle.key}"'
     exec(compile(example.replace('"http://127.0.0.1:8000"', there), "docs/clients.md", "exec"), {})  # noqa: S102
     said = capsys.readouterr().out.splitlines()
