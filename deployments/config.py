@@ -301,7 +301,7 @@ class ControllerSettings(Settings):
         default_factory=dict,
         validate_default=True,
         description="Searches by a request's `reasoning_effort`. Unless named here, low, medium and high are beam "
-        "searches of width 4, 16 and 64; without an effort `default_search` applies.",
+        "searches of width 4, 16 and 64; without an effort `default_search` applies, for `none` without thinking.",
     )
     side_calls: SideCallSettings | None = Field(
         None, description="Which requests get a greedy answer instead of default_search. Unset: none."

@@ -34,7 +34,8 @@ class Budget(BaseModel):
     seconds: Annotated[float, Field(gt=0.0, le=MAX_SECONDS), Cap("seconds")] | None = Field(
         default=None, description="Wall-clock limit, seconds."
     )
-    thinking: Annotated[int, Field(ge=0, le=MAX_TOKENS), Cap("tokens")] | None = Field(
+    # The cap of ``max_thinking_tokens`` bounds it too.
+    thinking: Annotated[int, Field(ge=0, le=MAX_TOKENS), Cap(None)] | None = Field(
         default=None,
         description="Tokens of thinking of each branch, where the generator thinks: a thought that gets there is "
         "closed, and its solution follows. 0: no thinking.",

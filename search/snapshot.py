@@ -408,9 +408,13 @@ def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
     return {} if effect in (None, HookEffect()) else {"hook": effect._asdict()}
 
 
+def thought_as_json(thought: Thought) -> dict[str, Any]:
+    """A step's ``thought`` as in `tree_as_json`; empty if there is none."""
+    return {"thought": thought._asdict()} if thought.tokens else {}
+
+
 def _thinking_as_json(step: Step) -> dict[str, Any]:
-    thinking: dict[str, Any] = {"thought": step.thought._asdict()} if step.thought.tokens else {}
-    return thinking | ({"given": [list(span) for span in step.given]} if step.given else {})
+    return thought_as_json(step.thought) | ({"given": [list(span) for span in step.given]} if step.given else {})
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:

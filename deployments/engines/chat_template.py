@@ -13,6 +13,7 @@ from deployments.engines.token_guard import CUT, EDGE, NONCHARACTERS, TokenGuard
 _FIRST, *_OTHERS = map(chr, NONCHARACTERS[2:])
 """The first character of every stand-in, and the others, one for each token."""
 _THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
+_THINKING_FIELD = re.compile(r"\breasoning(?:_content)?\b")
 _CODE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 _SEARCH = re.compile(
     r"(?P<call>[.|]\s*(?:r?split|r?partition|r?find|r?index|startswith|endswith|count|replace|removeprefix|removesuffix)"
@@ -32,6 +33,9 @@ class ChatTemplate(NamedTuple):
     names_thoughts: bool
     """Whether it has a word for thoughts. One without opens none."""
 
+    thinking_fields: frozenset[str]
+    """Fields of a message, such as ``reasoning_content``, in which it looks for the message's thinking."""
+
     @classmethod
     def of(cls, source: str, guard: TokenGuard) -> "ChatTemplate":
         searches = [search["sought"] for code in _CODE.findall(source) for search in _SEARCH.finditer(code)]
@@ -45,7 +49,8 @@ class ChatTemplate(NamedTuple):
             return (search["call"] or "") + sought
 
         sought_by = _CODE.sub(lambda code: _SEARCH.sub(found, code[0]), source)
-        return cls(guard, sought_by, stand_ins, _THOUGHT.search(source) is not None)
+        fields = frozenset(_THINKING_FIELD.findall(source))
+        return cls(guard, sought_by, stand_ins, _THOUGHT.search(source) is not None, fields)
 
     def searchable(self, answer: str) -> str:
         """A cut answer with stand-ins for what the template looks for.

@@ -157,7 +157,8 @@ class ChatEncoder:
     ) -> list[int]:
         """Ids of ``role``/``content`` messages in the model's chat template, which may leave out parts of the earlier
         answers, such as their thoughts. An assistant's message may have ``tool_calls``, and one of role ``tool`` a
-        ``tool_call_id``; ``tools`` are the functions that may be called, both in OpenAI's shapes.
+        ``tool_call_id``; ``tools`` are the functions that may be called, both in OpenAI's shapes. The assistant's
+        ``reasoning_content`` and ``reasoning`` reach the template if it looks for them.
 
         They end where the assistant's turn begins, with ``opening`` as its first text, which may spell special tokens;
         or, if ``answered``, with that turn as the last message. Of
@@ -232,7 +233,12 @@ class ChatEncoder:
 
     def _cut(self, messages: Sequence[Turn]) -> list[dict[str, Any]]:
         cut: list[dict[str, Any]] = [
-            self._guarded.cut_json(message) | {"role": message["role"]} for message in messages
+            {
+                field: value if field == "role" else self._guarded.cut_json(value)
+                for field, value in message.items()
+                if not field.startswith("reasoning") or field in self._template.thinking_fields
+            }
+            for message in messages
         ]
         for message in cut[:-1]:
             if message["role"] == "assistant":

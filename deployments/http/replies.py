@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple
 from starlette.responses import Response
 
 from deployments.admission.errors import ApiError
-from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
+from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices, thinking_tokens
+from deployments.http.progress import HEADING, step_line
 from deployments.service.answer_cache import CachedOutcome
 from deployments.service.searches import ScoreOutcome
 from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
-from search.snapshot import hook_as_json, logprob_as_json
+from search.snapshot import hook_as_json, logprob_as_json, thought_as_json
 
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
@@ -29,6 +30,9 @@ MAX_ASKED_CHARS = 200
 
 ARGUMENTS_AT_ONCE = 256
 """Maximum characters of a call's arguments in one event."""
+
+THINKING_AT_ONCE = 4096
+"""Maximum characters of thinking in one event."""
 
 PRUNED_AT_ONCE = 64
 """Maximum number of nodes that one event reports as pruned."""
@@ -59,18 +63,19 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt and the texts of the step hook once, and every token generated on any branch; zero for
-    an answer from the cache."""
+    """Token counts: the prompt and the texts of the step hook once, and every token generated on any branch, of which
+    all but the content of the answering path are reasoning; zero for an answer from the cache."""
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
     read = head.prompt_tokens + cost.hook_tokens
+    content_tokens = cost.answer_tokens and cost.answer_tokens - thinking_tokens(outcome, head.wanted.spell)
     return {
         "prompt_tokens": read,
         "completion_tokens": cost.generated_tokens,
         "total_tokens": read + cost.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": min(cost.root_cached_tokens, head.prompt_tokens)},
-        "completion_tokens_details": {"reasoning_tokens": cost.generated_tokens - cost.answer_tokens},
+        "completion_tokens_details": {"reasoning_tokens": cost.generated_tokens - content_tokens},
     }
 
 
@@ -162,8 +167,7 @@ def completion(head: Head, outcome: SearchOutcome) -> Json:
                 "message": {
                     "role": "assistant",
                     "content": choice.content,
-                    "reasoning_content": None,
-                    "reasoning": None,
+                    **_reasoning(choice.thinking),
                     "refusal": None,
                     **({"tool_calls": [_call(*call) for call in choice.calls]} if choice.calls else {}),
                 },
@@ -191,6 +195,8 @@ class Chunks:
             "model": head.model,
             "service_tier": head.service_tier,
         }
+        self._progressed = False
+        """Whether progress was told."""
         # As in OpenAI's API: if usage was requested, every chunk but the last has ``usage: null``.
         self._no_usage: Json = {"usage": None} if include_usage else {}
 
@@ -204,8 +210,8 @@ class Chunks:
             # Agents send back what they got as reasoning, and a step may be half a call.
             yield self._chunk(0, {}, search_event=data)
             return
-        line = step_line(data)
-        yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=data)
+        self._progressed = True
+        yield self._chunk(0, _reasoning(step_line(data)), search_event=data)
 
     def pruned(self, event: StepsPruned) -> Iterator[Data]:
         """Yields chunks without text: only programs need to know."""
@@ -213,10 +219,16 @@ class Chunks:
             yield self._chunk(0, {}, search_event=part)
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
-        """Yields all choices, then the end of each; the last end contains the search block."""
+        """Yields all choices, each with its thinking first, then the end of each; the last end contains the search
+        block."""
         offered = choices(outcome, self._head.wanted)
         for index, choice in enumerate(offered):
             role = {"role": "assistant"} if index else {}
+            if choice.thinking:
+                heading = f"\n{HEADING}\n\n" if self._progressed and not index else ""
+                for piece in pieces(heading + choice.thinking, THINKING_AT_ONCE):
+                    yield self._chunk(index, {**role, **_reasoning(piece)})
+                    role = {}
             logprobs = _logprobs(choice)
             if role or choice.content is not None:
                 yield self._chunk(index, {**role, "content": choice.content}, logprobs=logprobs)
@@ -248,14 +260,19 @@ class Chunks:
         return {**self._shared, "choices": [choice], **self._no_usage, **extra}
 
 
+def _reasoning(text: str | None) -> Json:
+    """The two names under which clients look for it."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def _call(call_id: str, name: str, arguments: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def pieces(arguments: str) -> Iterator[str]:
-    """Yields the arguments of a call as they are streamed."""
-    for begin in range(0, len(arguments), ARGUMENTS_AT_ONCE):
-        yield arguments[begin : begin + ARGUMENTS_AT_ONCE]
+def pieces(text: str, at_once: int = ARGUMENTS_AT_ONCE) -> Iterator[str]:
+    """Yields a text as it is streamed, by default the arguments of a call."""
+    for begin in range(0, len(text), at_once):
+        yield text[begin : begin + at_once]
 
 
 def _answer_and_score(choice: Choice) -> Json:
@@ -294,6 +311,7 @@ def step_event(event: StepScored) -> Json:
         "repeats": event.repeats,
         "repeated_by": event.repeated_by,
         **hook_as_json(event.hook),
+        **thought_as_json(event.thought),
     }
 
 
@@ -306,14 +324,6 @@ def pruned_events(event: StepsPruned) -> Iterator[Json]:
             "tokens": event.tokens,
             "nodes": event.nodes,
         }
-
-
-def step_line(data: Json) -> str:
-    """Returns a `step_event` as one line: the step's node, reward and text, and the text of the step hook."""
-    node = ".".join(map(str, data["node"]))
-    reward = "" if data["reward"] is None else f" {data['reward']:.2f}"
-    added = f" [step hook: {' '.join(text.split())}]" if (text := data.get("hook", {}).get("text")) else ""
-    return f"[{node}]{reward}{' ■' if data['terminal'] else ''} {' '.join(data['text'].split())}{added}\n"
 
 
 def models(served_name: str, created: int) -> Json:

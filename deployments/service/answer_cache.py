@@ -246,6 +246,7 @@ def _answers_alone(outcome: SearchOutcome) -> SearchOutcome:
     """The outcome with the paths of its answers in place of the whole tree."""
     tree = SearchTree(outcome.seed)
     tree.stop, tree.prefill, tree.open_thought = outcome.tree.stop, outcome.tree.prefill, outcome.tree.open_thought
+    tree.answers_without_thought = outcome.tree.answers_without_thought
     copies: dict[NodeId, Node] = {(): tree.root}
 
     def copy_of(node: Node) -> Node:

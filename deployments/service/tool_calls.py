@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.json_answer import json_answer
-from search.answers.thoughts import outside_thoughts
+from search.answers.thoughts import parts
 from search.answers.tool_calls import ToolCall, calls_answer
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -38,7 +38,7 @@ class Said(NamedTuple):
     """What a model answered."""
 
     content: str
-    """The text outside of thoughts and calls."""
+    """The text behind the thinking, without the calls."""
     calls: tuple[ToolCall, ...] = ()
 
 
@@ -164,7 +164,7 @@ class WrittenCalls(CallReader):
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or self._kept(await self._read(_behind_thought(text)))
+            said = self._said[text] = self._said.get(text) or self._kept(await self._read(text[parts(text).start :]))
             if said.calls:
                 alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
             elif (answer := self._shared.extract_answer(said.content)) is not None:
@@ -192,14 +192,6 @@ class WrittenCalls(CallReader):
         )
 
 
-def _behind_thought(text: str) -> str:
-    """The text behind the thought with which it begins. Marks of thoughts further on may be arguments of a call."""
-    first, *others = outside_thoughts(text)
-    if first.start or text[: first.end].strip() or first.end == len(text):
-        return text
-    return text[others[0].start :].lstrip("\n") if others else ""
-
-
 class ForcedCalls(CallReader):
     """Calls to which a JSON schema holds the answer: its whole text is JSON.
 
@@ -220,8 +212,7 @@ class ForcedCalls(CallReader):
         return replace(shared, json_answer=answer, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        tree = outcome.tree
-        text = tree.solution_of(node) if node.thought_tokens else tree.text_of(node)
+        text = outcome.tree.text_of(node)[outcome.tree.parts_of(node).start :]
         calls = self._calls(text)
         return self._kept(Said("", calls)) if calls else Said(text)
 

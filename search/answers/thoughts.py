@@ -15,6 +15,15 @@ class Span(NamedTuple):
     end: int
 
 
+class Parts(NamedTuple):
+    """A text in two parts."""
+
+    thinking: str
+    """The thoughts with which it begins, without marks; empty if it begins with none."""
+    start: int
+    """Index at which the content begins; the length of the text if a thought never ends."""
+
+
 class _Marks(NamedTuple):
     """How some models mark a thought: regular expressions that ignore case."""
 
@@ -100,6 +109,8 @@ _AT_BEGINNING = _Table(
     ),
 )
 """Sentences, headings and words that are marks only at the beginning of a text."""
+_SPACE = re.compile(r"\s*")
+_LINE_END = re.compile(r"[^\S\n]*(?:\n|\Z)")
 _SIGN = re.compile(r"[<\[◁](?![<\[◁])")
 """The first sign of every mark that counts anywhere, and of little else."""
 
@@ -120,9 +131,59 @@ def open_thought(text: str) -> str:
     return _read(text)[1]
 
 
+def parts(text: str, beginning: str = "", told: int = 0) -> Parts:
+    """Parts what a model wrote into its thinking and its content. Content is what stands behind the thoughts at the
+    beginning; marks in it are part of it.
+
+    A closing tag ends a thought that nothing opened only at the end of its line: elsewhere the text speaks of it.
+
+    Args:
+        beginning: the text before, in which a thought may have been opened.
+        told: number of characters of ``text`` that certainly are thinking; the rest then is content.
+    """
+    thoughts, start = _leading_thoughts(beginning + (text[:told] if told else text))
+    before = len(beginning)
+    start = told or max(0, start - before)
+    if not start:
+        return Parts("", 0)
+    read = ((beginning + text)[max(before, thought.start) : thought.end].strip() for thought in thoughts)
+    return Parts("\n\n".join(filter(None, read)), len(text) - len(text[start:].lstrip()))
+
+
+def _leading_thoughts(text: str) -> tuple[list[Span], int]:
+    """The thoughts at the beginning of a text, without their marks, and the index behind them."""
+    thoughts: list[Span] = []
+    start, content = 0, len(text) - len(text.lstrip())
+    mark = _AT_BEGINNING.mark.match(text, content) or _first_mark(text, 0)
+    while mark:
+        what, row = str(mark.lastgroup)[0], int(str(mark.lastgroup)[1:])
+        behind = mark.end()
+        if what == "a":
+            if not start and ("/" not in mark[0] or _LINE_END.match(text, behind)):
+                return [Span(0, mark.start())], behind
+        else:
+            table = _AT_BEGINNING if mark.re is _AT_BEGINNING.mark else _ANYWHERE
+            closing = table.closings[row].search(text, behind)
+            if mark.start() <= content:
+                thoughts.append(Span(behind, closing.start() if closing else len(text)))
+                start = closing.end() if closing else len(text)
+            if closing is None:
+                break
+            behind = closing.end()
+        if content < start:
+            content = _SPACE.match(text, start).end()  # type: ignore[union-attr]
+        mark = _first_mark(text, behind)
+    return thoughts, start
+
+
 def has_marks(text: str) -> bool:
     """Whether a mark of a thought stands in ``text``."""
     return _first_mark(text, 0) is not None
+
+
+def marks_replaced(text: str, by: str) -> str:
+    """``text`` with ``by`` for every mark of a thought that counts anywhere."""
+    return _ANYWHERE.mark.sub(by, text) if has_marks(text) else text
 
 
 def _read(text: str) -> tuple[list[Span], str]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd
+from search.tree import NO_THOUGHT, HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd, Thought
 
 
 class StopReason(StrEnum):
@@ -211,6 +211,8 @@ class StepScored(NamedTuple):
     """The siblings of the same text that this step represents."""
     hook: HookEffect | None = None
     """What the step hook did with the step; None if it was not called."""
+    thought: Thought = NO_THOUGHT
+    """The thinking with which the text begins."""
 
 
 class StepsPruned(NamedTuple):

@@ -50,7 +50,7 @@ from search.settings import SearchSettings, Thinking
 from search.strategies.base import Expansion
 from search.strategies.path_score import Aggregation, path_score
 from search.tools.turns import Turns
-from search.tree import Node, NodeStatus, Prefill, SearchTree
+from search.tree import NO_THOUGHT, Node, NodeStatus, Prefill, SearchTree
 
 _P = ParamSpec("_P")
 NO_PREFILL = Prefill()
@@ -594,6 +594,7 @@ class _Search:
             repeats=node.repeats.id if node.repeats else None,
             repeated_by=tuple(sibling.id for sibling in node.repeated_by),
             hook=node.hook,
+            thought=step.thought if step else NO_THOUGHT,
         )
 
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:

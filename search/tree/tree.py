@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from search.answers.canonical import canonical
 from search.answers.extraction import extract_answer
-from search.answers.thoughts import has_marks, open_thought, outside_thoughts, without_thoughts
+from search.answers.thoughts import Parts, has_marks, open_thought, outside_thoughts, parts, without_thoughts
 from search.rewards import is_reward
 from search.tree.nodes import (
     COMPLETE,
@@ -228,6 +228,14 @@ class SearchTree:
     def solution_of(self, node: Node) -> str:
         """The text of the path to a node without its thinking; empty for a path that ended in its thought."""
         return "".join(step.solution for step in node.steps)
+
+    def parts_of(self, node: Node) -> Parts:
+        """``text_of`` a node in its two parts: the path's thinking, and its content."""
+        told = len(self.thinking_of(node))
+        if self.answers_without_thought and not told:
+            return Parts("", 0)
+        text = self.text_of(node)
+        return parts(text, self.beginning, min(told, len(text)))
 
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node, in what the generator wrote; None if there is none.

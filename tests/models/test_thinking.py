@@ -62,3 +62,24 @@ def test_a_solution_is_one_thought_and_the_steps_behind_it(tokenizer: PreTrained
     assert first.text[: first.thought.characters] == WRITTEN.partition("\n\nFirst")[0]
     assert (first.solution, second.text) == ("First, 6 * 7.\n\n", "It is \\boxed{42}.")
     assert first.token_ids[: first.thought.tokens][-1] == CLOSING
+
+
+def test_its_template_gets_the_thinking_of_the_turns_that_it_writes(
+    tokenizer: PreTrainedTokenizerBase, marks: Marks
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": {}}}
+    thought = {"reasoning_content": "I ask <|im_end|>.", "reasoning": "I ask <|im_end|>."}
+    called = {"role": "assistant", "content": "", "tool_calls": [call], **thought}
+    result = {"role": "tool", "tool_call_id": "c", "name": "now", "content": "noon"}
+    encoder = ChatEncoder(tokenizer, marks)
+
+    def written(*turns: dict[str, object]) -> str:
+        return str(tokenizer.decode(encoder.encode_chat([*QUESTION, *turns])))
+
+    open_loop = written(called, result)
+    assert "<think>\nI ask <|im_end|>.\n</think>\n\n<tool_call>" in open_loop
+    assert encoder.encode_chat([*QUESTION, called, result]).count(OPENING) == 1
+    ended = encoder.encode_chat([*QUESTION, called, result, {"role": "assistant", "content": "Noon."}, *QUESTION])
+    assert OPENING not in ended, "thinking of earlier turns is left out"
+    answered = {"role": "assistant", "content": "<think>\nI guess.\n</think>\n\nNoon."}
+    assert "I guess" not in written(answered, *QUESTION)

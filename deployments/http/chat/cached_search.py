@@ -77,7 +77,7 @@ def question_of(request: ChatRequest, job: SearchJob, key: KeyRecord | None) -> 
     context = None
     if job.settings.seed is None and not request.prefill:
         kwargs = sorted((request.chat_template_kwargs or {}).items())
-        context = digest_of(*common, [(each.role, each.text, each.name) for each in earlier], last.name, kwargs)
+        context = digest_of(*common, [(each.role, each.shown, each.name) for each in earlier], last.name, kwargs)
     return Question(digest, context, last.text)
 
 

@@ -14,6 +14,8 @@ Turn = dict[str, Any]
 SEPARATOR = "\n\n"
 """Joins the operator's and the client's system text into one turn, because most chat templates accept only one. Also
 joins the turns of a question."""
+THINKING_FIELDS = "reasoning_content", "reasoning"
+"""Fields of a turn in which chat templates look for its thinking."""
 ROLE_LABELS = {"system": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 
@@ -55,11 +57,12 @@ def question(messages: Sequence[Message], conversation: bool) -> str:
 
 
 def _said(message: Message, functions: Mapping[str, CalledFunction]) -> str:
-    """The text of a message with its calls, or with the call whose result it is."""
+    """The text of a message without thinking and with its calls, or with the call whose result it is."""
     if message.role == "tool":
         return f"{_written(functions[message.tool_call_id or ''])} = {message.text}"
+    text = message.content_alone
     calls = (_written(call.function) for call in message.tool_calls or ())
-    return "\n".join(filter(None, [message.text, *calls])) if message.tool_calls else message.text
+    return "\n".join(filter(None, [text, *calls])) if message.tool_calls else text
 
 
 def _written(function: CalledFunction) -> str:
@@ -72,7 +75,10 @@ def _functions(messages: Sequence[Message]) -> dict[str, CalledFunction]:
 
 
 def _turn(message: Message, functions: Mapping[str, CalledFunction]) -> Turn:
-    turn: Turn = {"role": message.role, "content": message.text}
+    content, thinking = message.shown
+    turn: Turn = {"role": message.role, "content": content}
+    if thinking:
+        turn |= dict.fromkeys(THINKING_FIELDS, thinking)
     if message.tool_calls:
         turn["tool_calls"] = [call.shown for call in message.tool_calls]
     if message.role == "tool":

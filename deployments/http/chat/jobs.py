@@ -30,9 +30,13 @@ from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
+from search.settings import SearchSettings, Thinking
 from search.token_beam import TokenBeamSettings
 from search.tools.listing import listed
 from search.tree import Prefill
+
+SWITCHES = frozenset({"enable_thinking", "thinking"})
+"""Variables by which chat templates ask for no thinking, if they are false."""
 
 
 class Encoder(Protocol):
@@ -45,6 +49,10 @@ class Encoder(Protocol):
     def longest_token(self) -> int: ...
 
     def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]: ...
+
+    @property
+    def marks(self) -> object | None:
+        """Those of the generator's thinking; None if it is not told from the text behind it."""
 
     @property
     def template_variables(self) -> frozenset[str]: ...
@@ -134,7 +142,7 @@ class Jobs:
         if min_tokens >= longest:
             raise self._too_long(f"more than {min_tokens} tokens", longest)
         try:
-            chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
+            chat, kwargs = turns(asked, now.prompt), self._template_kwargs(request, settings)
             prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
             open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
@@ -196,6 +204,7 @@ class Jobs:
                 *((NOTE,) if job.side_call else ()),
                 *notes(request, job.settings),
                 *self._template_notes(request),
+                *self._thinking_notes(job.settings),
                 *self._store_notes(request),
                 *tool_notes(request, strategy.name, getattr(strategy, "n", 1)),
                 *_schema_notes(request),
@@ -215,6 +224,23 @@ class Jobs:
         return [
             f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
         ]
+
+    def _template_kwargs(self, request: ChatRequest, settings: SearchSettings) -> Mapping[str, Any] | None:
+        """Returns the request's ``chat_template_kwargs``, with the template's switch if there is to be no thinking."""
+        given = request.chat_template_kwargs
+        if settings.budget.thinking != 0:
+            return given
+        return {**dict.fromkeys(SWITCHES & self._encoder.template_variables, False), **(given or {})}
+
+    def _thinking_notes(self, settings: SearchSettings) -> list[str]:
+        """Returns a note if the budget of thinking has no effect."""
+        budget = settings.budget.thinking
+        is_told = self._encoder.marks is not None and settings.thinking is Thinking.WHOLE
+        if budget is None or is_told or (budget == 0 and SWITCHES & self._encoder.template_variables):
+            return []
+        lacks = "is not told from its answer (generator.reasoning, search.thinking)"
+        switch = ", and its chat template has no switch for it" if budget == 0 else ""
+        return [f"budget.thinking has no effect: this model's thinking {lacks}{switch}"]
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
         return ["store: this server stores nothing"] if request.store and not self._keeps else []

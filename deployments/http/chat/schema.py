@@ -1,5 +1,6 @@
 """Request bodies: the part of OpenAI's chat completions that a search supports, and Banyan's own requests."""
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,6 +22,8 @@ from deployments.http.chat.tools import MAX_TOOLS, MessageCall, Tool, ToolChoice
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
 from deployments.http.json_body import TAG, Body, Unread
 from deployments.http.json_schema.checked_schema import CheckedSchema, checked_schema
+from deployments.http.progress import without_progress
+from search.answers.thoughts import Parts, parts
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
@@ -94,6 +97,14 @@ MustBeEmpty = Annotated[Any, AfterValidator(_check_empty)]
 """A field of a message that clients send back as they got it. Only null and empty values are accepted."""
 
 
+Returned = Annotated[
+    Any,
+    Field(description="The thinking of an earlier reply, for chat templates that write it; progress is left out."),
+]
+_FOLDED = re.compile(r'\A\s*<details type="reasoning"[^>]*>.*?</details>\s*', re.DOTALL)
+"""Reasoning as Open WebUI stores it in a message."""
+
+
 class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
@@ -102,8 +113,8 @@ class Message(Body):
         None, description="null and [] mean an empty message. Only a message with tool_calls may lack it."
     )
     name: str | None = None
-    reasoning: Unread = None
-    reasoning_content: Unread = None
+    reasoning: Returned = None
+    reasoning_content: Returned = None
     annotations: MustBeEmpty = None
     audio: MustBeEmpty = None
     function_call: MustBeEmpty = None
@@ -111,9 +122,31 @@ class Message(Body):
     tool_calls: list[MessageCall] | None = Field(None, description="Calls that the assistant has made.")
     tool_call_id: str | None = Field(None, description="Of a tool's message: the call whose result it is.")
 
-    @property
+    @cached_property
     def text(self) -> str:
-        return text_of(self.content)
+        text = text_of(self.content)
+        return _FOLDED.sub("", text, 1) if self.role == "assistant" else text
+
+    @property
+    def content_alone(self) -> str:
+        """The text, that of the assistant without the thinking with which it begins."""
+        return self.text[self._parts.start :]
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Content and thinking as the chat template gets them. The template itself finds thinking in the content; only
+        if a client took progress for thinking, or sent thinking beside the content, there is none in it."""
+        thinking = self._parts.thinking
+        if self.role == "assistant":
+            fields = (self.reasoning_content, self.reasoning)
+            sent = next((each for each in fields if isinstance(each, str) and each.strip()), thinking)
+            if (sent := without_progress(sent)) != thinking:
+                return self.content_alone, sent
+        return self.text, ""
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return parts(self.text) if self.role == "assistant" else Parts("", 0)
 
 
 class AnswerSchema(Body):

@@ -220,15 +220,19 @@ def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
 
 
 def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping[str, Any]:
-    """Returns the preset search of a ``reasoning_effort``; without one, the operator's default search.
+    """Returns the preset search of a ``reasoning_effort``; without one, the operator's default search, for ``none``
+    without thinking.
 
     Raises:
         BadRequest: the operator has no preset for this effort.
     """
     if effort is None:
         return controller.default_search
+    if effort == "none" and effort not in controller.efforts:
+        default = controller.default_search
+        return {**default, "budget": {**(default.get("budget") or {}), "thinking": 0}}
     if effort not in controller.efforts:
-        known = ", ".join(controller.efforts)
+        known = ", ".join({"none": None, **controller.efforts})
         message = f"reasoning_effort {effort!r} is not offered here; available: {known}"
         raise BadRequest(message, "reasoning_effort", "unsupported_value")
     return controller.efforts[effort]

@@ -5,14 +5,15 @@ from typing import Any
 
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, ChosenCall, choices
+from deployments.http.progress import step_line
 from deployments.http.replies import (
+    THINKING_AT_ONCE,
     Data,
     Head,
     Json,
     pieces,
     search_block,
     step_event,
-    step_line,
     token_logprobs,
     usage,
 )
@@ -25,6 +26,8 @@ from search.settings import SearchSettings
 
 MAX_REASONING_CHARS = 1 << 16
 """Maximum text of the reasoning item. The events contain the full text, which is megabytes for a large search."""
+THOUGHT = "_thought"
+"""End of the id of the reasoning item that has thinking, not progress."""
 FIRST_STEP = 4
 """Number of the event of the first step: two events begin the response, two its reasoning item."""
 
@@ -35,7 +38,8 @@ class ResponseEvents:
     They follow from the response as it begins, its steps and the response as it ends, so that they can be made again
     from what is stored, under the same numbers.
 
-    A stream has two items: a reasoning item with the scored steps of the search, and the answer.
+    A stream has a reasoning item with the scored steps of the search, another with the thinking of the answering path,
+    if there is any, and the answer.
     """
 
     def __init__(self, begun: Json) -> None:
@@ -77,7 +81,13 @@ class ResponseEvents:
 
     def _reasoning(self, index: int, item: Json) -> Iterator[Json]:
         where = {"item_id": item["id"], "output_index": index}
-        if not item["content"]:
+        if item["id"] != self._item_id:
+            begun = _reasoning(item["id"], "in_progress", [], [])
+            yield self._event("response.output_item.added", output_index=index, item=begun)
+            yield self._event("response.content_part.added", **where, content_index=0, part=_reasoning_text(""))
+            for piece in pieces(item["content"][0]["text"], THINKING_AT_ONCE):
+                yield self._event("response.reasoning_text.delta", **where, content_index=0, delta=piece)
+        elif not item["content"]:
             yield self._event("response.output_item.added", output_index=index, item={**item, "summary": []})
         for part in item["content"]:
             yield self._event("response.reasoning_text.done", **where, content_index=0, text=part["text"])
@@ -122,7 +132,8 @@ class ResponseEvents:
 class ResponseReply:
     """The response to one request: complete, or as the events of a stream.
 
-    A complete response has only the answer, and a reasoning item if a summary was requested.
+    A complete response has the answer, a reasoning item with its thinking, if there is any, and one if a summary was
+    requested.
     """
 
     def __init__(self, request: ResponsesRequest, settings: SearchSettings, head: Head, stored: bool = False) -> None:
@@ -171,6 +182,9 @@ class ResponseReply:
             content = [_reasoning_text("".join(self._lines))] if self._lines else []
             summary = [_summary_text(summary_of(outcome, self._head, wanted != "concise"))] if wanted else []
             output.append(_reasoning(f"rs_{search_id}", "completed", content, summary))
+        if choice.thinking:
+            content = [_reasoning_text(choice.thinking)]
+            output.append(_reasoning(f"rs_{search_id}{THOUGHT}", "completed", content, []))
         if choice.content is not None:
             output.append(_message(f"msg_{search_id}", choice))
         output += [_call(f"fc_{search_id}_{index}", call) for index, call in enumerate(choice.calls)]

@@ -57,7 +57,7 @@ from search.ports import (
 from search.rewards import RewardRows, ScoringCost
 from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
-from search.tree import Step, StepEnd
+from search.tree import NO_THOUGHT, Step, StepEnd, Thought
 
 DEPTH = 3
 """Steps of a solution by the fake generator."""
@@ -80,6 +80,7 @@ class Letters:
         self.tokenized += len(text)
         return [ord(letter) for letter in text]
 
+    marks: object | None = None
     template_variables = frozenset({"enable_thinking", "opens_thought"})
     tool_support = ToolSupport(tools=True, calls=True, results=True)
 
@@ -92,7 +93,9 @@ class Letters:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
-        turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        turns = "".join(
+            f"<{message['role']}>{message.get('reasoning_content', '')}{message['content']}" for message in messages
+        )
         if tools or any("tool_calls" in message or "tool_call_id" in message for message in messages):
             turns = json.dumps([*messages, *tools])
         return self.encode_text(turns + options, max_tokens=max_tokens)
@@ -198,7 +201,11 @@ class FakeGenerator:
         text = self.texts[branch.index % len(self.texts)]
         # A text that ends in … is cut off by a limit.
         end = StepEnd.LENGTH if text.endswith("…") else StepEnd.END_OF_SEQUENCE
-        return (Step((7,) * STEP_TOKENS, text.removesuffix("…"), end),)
+        text = text.removesuffix("…")
+        characters = len(text) - len(text.partition("</think>")[2])
+        thought = Thought(STEP_TOKENS - 2, characters) if request.thought else NO_THOUGHT
+        logprobs = (-0.25,) * STEP_TOKENS if request.logprobs else None
+        return (Step((7,) * STEP_TOKENS, text, end, token_logprobs=logprobs, thought=thought),)
 
     def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
         if request.stop_condition is StopCondition.STEP:
@@ -263,6 +270,7 @@ class World:
     ) -> None:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
         context = controller.pop("max_model_len", 512)
+        thinks = controller.pop("thinks", False)
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
@@ -273,6 +281,7 @@ class World:
             }
         )
         self.encoder = Letters()
+        self.encoder.marks = object() if thinks else None
         self.generator = FakeGenerator()
         self.scorer = FakeScorer()
         settings = self.config.controller
@@ -283,6 +292,7 @@ class World:
             matcher,
             settings.fallback,
             settings.extractor,
+            thinking_context=context if thinks else 0,
             step_hook=settings.step_hook.hook(self.encoder.encode_text) if settings.step_hook else None,
         )
         queue = settings.queue

@@ -27,7 +27,7 @@ WIDTHS = {
 }
 SHARED = {
     *("max_depth", "max_step_tokens", "max_path_tokens", "max_thinking_tokens"),
-    *("budget.tokens", "budget.nodes", "budget.seconds", "budget.thinking"),
+    *("budget.tokens", "budget.nodes", "budget.seconds"),
 }
 
 
