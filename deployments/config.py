@@ -109,7 +109,7 @@ class PromptSettings(Settings):
     client_system: Literal["append", "replace", "refuse"] = Field(
         "append",
         description="What happens to system messages at the start of a client's conversation when `system` is set: "
-        "`append` them to it in one message, `replace` it by them, or `refuse` the request.",
+        "`append` them to it in one message, `replace` it with them, or `refuse` the request.",
     )
     examples: tuple[Example, ...] = Field(
         (),
@@ -249,7 +249,8 @@ class ControllerSettings(Settings):
         0.75,
         gt=0,
         le=1,
-        description="Flex requests may use at most this share of slots (minimum one) and of the queue.",
+        description="Share of the slots, at least one, up to which requests with service_tier flex are admitted; also "
+        "the share of the queue that they may fill.",
     )
     queue: QueueSettings = QueueSettings()
     max_loop_delay_s: float = Field(
@@ -289,8 +290,9 @@ class ControllerSettings(Settings):
     )
     step_clusters: str | None = Field(
         None,
-        description="package.module:function that maps the texts of a level's steps to cluster numbers; ETS treats "
-        "steps of one cluster as saying the same. Unset: clusters by formulas and words.",
+        description="Clustering of steps for strategy ets, which prefers paths from different clusters: "
+        "package.module:function that takes the texts of a level's steps and returns a cluster number for each. Unset: "
+        "a built-in comparison of formulas and words.",
     )
     step_hook: StepHookSettings | None = None
     default_search: Search = Field(
@@ -309,11 +311,12 @@ class ControllerSettings(Settings):
     prompt: PromptSettings = PromptSettings()
     tool_calls: Literal["sample", "vote", "refuse"] = Field(
         "sample",
-        description="Requests with `tools` that name no search: `sample` writes one answer, `vote` several, of which "
-        "equal calls are one answer, and `refuse` answers them with 400.",
+        description="Requests with `tools` that name no search: `sample` generates one answer; `vote` generates "
+        "several and takes a majority vote, in which equal calls are one answer; `refuse` answers with 400.",
     )
     exclude_arguments: tuple[str, ...] = Field(
-        (), description="Names of arguments by which tool calls do not differ in a vote, such as an explanation."
+        (),
+        description="Names of arguments that a vote ignores when it compares tool calls, such as an explanation.",
     )
     prm_reads: Literal["last_turn", "conversation"] = Field(
         "last_turn",
@@ -363,11 +366,13 @@ class ControllerSettings(Settings):
         """
         changed = ControllerSettings.model_validate(merged(self.model_dump(), as_meant(ControllerSettings, given)))
         if changed.limits.depth > self.limits.depth:
-            raise ValueError(f"limits.depth may be at most {self.limits.depth}, with which the application was built")
+            raise ValueError(
+                f"limits.depth may be at most {self.limits.depth}, its value when the application was built"
+            )
         if changed.limits.seconds > (most := max(self.limits.seconds, self.replicas.drain_s or 0.0)):
             raise ValueError(
-                f"limits.seconds may be at most {most:g}: a controller that ends has only this long to finish its "
-                "searches; it was set when the application was built (replicas.drain_s, limits.seconds)"
+                f"limits.seconds may be at most {most:g}: a controller that stops has only this long to finish its "
+                "searches, the drain timeout with which the application was built (replicas.drain_s, limits.seconds)"
             )
         return changed
 
@@ -436,7 +441,8 @@ class HttpSettings(Settings):
     )
     isolate_keys: bool = Field(
         True,
-        description="Isolate the caches of API keys from each other, so that no key can time another key's prompts.",
+        description="Share no cached prefixes or rewards between API keys. Otherwise a client could tell from the time "
+        "to the reply whether another key has sent the same prompt.",
     )
     canary_timeout_s: float = Field(20.0, gt=0, description="Timeout of the canary generation behind /health, seconds.")
     canary_every_s: float = Field(5.0, ge=0, description="/health reuses a canary result for this many seconds.")

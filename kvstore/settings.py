@@ -85,8 +85,8 @@ class CacheSettings(BaseModel):
         0,
         ge=0,
         le=65535,
-        description="Port to which engines connect, on loopback or at `host`. 0 chooses a free one; with a fixed "
-        "port, an update cannot start its server beside the old one.",
+        description="Port to which engines connect, on loopback or at `host`. 0 chooses a free one. With a fixed "
+        "port, an update that changes the server cannot start the new one while the old one runs.",
     )
     http_port: int = Field(0, ge=0, le=65535, description="Port for health, status and metrics; 0 chooses a free one.")
     heartbeat_interval_s: float = Field(

@@ -37,8 +37,8 @@ class Budget(BaseModel):
     # The cap of ``max_thinking_tokens`` bounds it too.
     thinking: Annotated[int, Field(ge=0, le=MAX_TOKENS), Cap(None)] | None = Field(
         default=None,
-        description="Tokens of thinking of each branch, where the generator thinks: a thought that gets there is "
-        "closed, and its solution follows. 0: no thinking.",
+        description="Maximum thinking tokens of a path: then its thinking is closed, and the solution follows. "
+        "0: no thinking.",
     )
 
 

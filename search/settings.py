@@ -100,14 +100,14 @@ class SearchSettings(BaseModel):
         strict=True,
         ge=1,
         le=MAX_PATH_TOKENS,
-        description="Maximum tokens of a path's thinking, where the generator thinks. A path whose thought is not over "
-        "then ends without an answer, unless `budget.thinking` closes it first. The limits of paths and steps bound "
-        "its solution.",
+        description="Maximum thinking tokens of a path. A path that reaches it ends without an answer; "
+        "`budget.thinking` is the limit after which the solution follows. `max_step_tokens` and `max_path_tokens` "
+        "limit the solution alone.",
     )
     thinking: Thinking = Field(
         Thinking.WHOLE,
         description="`whole`: a path's thinking belongs to its first step, is never cut into steps, and is not scored. "
-        "`steps`: it is cut and scored as all that the generator writes.",
+        "`steps`: it is split into steps and scored like the solution.",
     )
     stop: StopTexts = Field((), description="One to four stop strings: a solution's text ends before the first match.")
     logprobs: bool = Field(

@@ -28,7 +28,7 @@ class TokenBeamSettings(BaseModel):
         None, description="true never reads the engine's prefix cache, false does; unset leaves it to the engine."
     )
     concurrency_limit: int | None = Field(
-        None, description="Prompts that are processed at a time; clamped to between 1 and their number."
+        None, description="Maximum number of prompts that are processed concurrently."
     )
 
 

@@ -284,7 +284,9 @@ class SimulatedGenerator:
                 while missing:
                     await call.arrived.wait()
                     if call.stopped:
-                        raise GeneratorError(f"{missing} branches not done within {request.deadline_s:g} s")
+                        raise GeneratorError(
+                            f"{missing} branches unfinished: deadline of {request.deadline_s:g} s exceeded"
+                        )
                     if call.open:
                         await asyncio.sleep(GROUP_S)
                     call.arrived.clear()

@@ -37,7 +37,9 @@ app = typer.Typer(
 
 Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="API key of the endpoint.", show_default=False)]
 N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Number of paths, for strategies that take one.")]
-Tokens = Annotated[float, typer.Option(min=0.001, max=1e12, help="Relative KV demand of the generator.")]
+Tokens = Annotated[
+    float, typer.Option(min=0.001, max=1e12, help="KV tokens of the generator, relative to --prm-tokens.")
+]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -70,7 +72,7 @@ def serve(
 
 @app.command()
 def keys(config: Config = None) -> None:
-    """Print the config with the records of its API keys: `serve deploy` of it changes keys without a restart."""
+    """Print the config with its API keys, as digests: `serve deploy` of it changes keys without a restart."""
     import yaml
 
     from cluster.launch.config_file import read_config
@@ -99,7 +101,7 @@ def plan(
         typer.Option(
             min=0.001,
             max=1e12,
-            help="Relative KV demand of the reward model.",
+            help="KV tokens of the reward model, relative to --generator-tokens.",
             show_default=f"{TOKENS['prm']}, or {VERIFIER_TOKENS} where it writes critiques",
         ),
     ] = None,
@@ -197,8 +199,8 @@ def tree(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="A search: an export of the page, a reply with its tree, the events of a stored search, or results "
-            "with trees.",
+            help="An export of the web page, a reply of /v1/search, the events of a stored search, or the results of "
+            "`banyan batch --trees`.",
             show_default=False,
         ),
     ],
@@ -372,7 +374,7 @@ def batch(
         ServiceTier, typer.Option(help="Service tier of requests that name none; flex yields to other clients.")
     ] = ServiceTier.FLEX,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Retry requests that failed for reasons other than their own line.")
+        bool, typer.Option("--retry-failed", help="Retry requests that failed although their line is valid.")
     ] = False,
     timeout: Timeout = 600,
     api_key: Key = None,
@@ -436,7 +438,7 @@ def train_prm(
         typer.Option(
             min=1,
             max=MAX_LAYERS,
-            help="Number of layers: fewer than the backbone's cut it, more are added on top. Unset: the backbone's.",
+            help="Number of layers: the first ones of the backbone, or all and new ones on top. Unset: the backbone's.",
             show_default=False,
         ),
     ] = None,
@@ -457,7 +459,7 @@ def train_prm(
         float | None,
         typer.Option(min=1e-8, max=1.0, help="Learning rate. Unset: 0.1 / width.", show_default=False),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads; results depend on them by rounding.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads; their number affects rounding.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed; the same seed gives the same weights.")] = 0,
     strategy: Annotated[str, typer.Option(help="For problems: strategy that solves them.")] = "self_consistency",

@@ -7,7 +7,7 @@ import httpx
 
 from cluster.client.errors import ClientError
 
-ADDRESSES = "IPv6 addresses stand there without brackets, port and prefix length"
+ADDRESSES = "IPv6 addresses are written without brackets, port and prefix length"
 
 
 def check_proxies() -> None:

@@ -35,7 +35,7 @@ GENERATORS = Dashboard(
         panel(
             "Duration of calls",
             "s",
-            "Time from a call's request to its last child, by lane.",
+            "Time from a call's request to its last child, by lane (priority in the replica's queue).",
             *quantiles("ray_banyan_expand_seconds", by="lane"),
         ),
         panel(

@@ -143,7 +143,7 @@ class BatchJobs:
         except (ClientError, JobStopped, OutputError, ProblemFileError, NotThere, OSError) as error:
             self._rest(pending, error)
         except Exception:
-            logger.exception("a batch rests for %g s", REST_S)
+            logger.exception("a batch failed unexpectedly and pauses for %g s", REST_S)
             self._rests[pending.name] = time.monotonic() + REST_S
         finally:
             del self._at_work[pending.name]

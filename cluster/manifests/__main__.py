@@ -11,9 +11,7 @@ FOLDER = Path(__file__).parent
 CONFIGS = FOLDER.with_name("configs")
 RAY_UP = "qwen2.5-1.5b_math-prm-7b"
 """The configuration of `ray_up.yaml`: any other serves on the same machines, if their GPUs suffice."""
-NOT_RUN = (
-    "Checked against KubeRay's and Kubernetes' schemas; not run on a cluster of Kubernetes, which its tests have not."
-)
+NOT_RUN = "Checked against KubeRay's and Kubernetes' schemas, but not run: the tests have no Kubernetes cluster."
 
 
 def manifests() -> dict[Path, str]:

@@ -132,7 +132,7 @@ class HandleGenerator:
                     if outstanding or not is_replica_failure(error):
                         raise
                 if outstanding:
-                    raise ReplicaLost(f"the replica ended with {len(outstanding)} branches unwritten")
+                    raise ReplicaLost(f"the replica's stream ended with {len(outstanding)} unfinished branches")
                 self._pool.wrote(part, attempts.tried)
         if request.expansions:
             self._telemetry.metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)

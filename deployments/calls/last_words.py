@@ -30,7 +30,7 @@ def leave_last_words(searches: Collection[str]) -> None:
                 internal_kv._internal_kv_del(key, namespace=NAMESPACE)
         internal_kv._internal_kv_put(str(actor_id), json.dumps(sorted(searches)), namespace=NAMESPACE)
     except Exception as error:
-        logger.warning("the last words of this replica were not written: %r", error)
+        logger.warning("cannot store which searches were in this replica's batch when its engine died: %r", error)
 
 
 async def last_words_of(actor_id: str) -> frozenset[str] | None:
@@ -40,6 +40,6 @@ async def last_words_of(actor_id: str) -> frozenset[str] | None:
         async with asyncio.timeout(READ_S):
             found = await asyncio.to_thread(internal_kv._internal_kv_get, actor_id, namespace=NAMESPACE)
     except Exception as error:
-        logger.warning("the last words of a replica were not read: %r", error)
+        logger.warning("cannot read which searches were in the batch of a replica that died: %r", error)
         return None
     return frozenset(json.loads(found)) if found else None

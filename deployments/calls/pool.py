@@ -119,11 +119,16 @@ class Pool:
             async with asyncio.timeout(deadline.remaining):
                 await self._turn.acquire()
         except TimeoutError:
-            raise ReplicaLost("other requests were tried apart until its deadline") from None
+            raise ReplicaLost(
+                "the deadline passed in the queue of requests that run alone because they may have crashed an engine"
+            ) from None
         try:
             while not self._can_spare_one(search_id):
                 if deadline.remaining <= 0:
-                    raise ReplicaLost("there was no replica to spare until its deadline")
+                    raise ReplicaLost(
+                        "the deadline passed before it could run: a request that may have crashed an engine does not "
+                        "run on the last replica that other requests use"
+                    )
                 await asyncio.sleep(min(LOOK_EVERY_S, deadline.remaining))
             yield
         finally:

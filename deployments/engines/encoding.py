@@ -232,10 +232,13 @@ class ChatEncoder:
         return ChatTemplate.of(source, self._guarded)
 
     def _cut(self, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-        kept = self._template.thinking_fields
         cut: list[dict[str, Any]] = [
             self._guarded.cut_json(
-                {field: value for field, value in message.items() if not field.startswith("reasoning") or field in kept}
+                {
+                    field: value
+                    for field, value in message.items()
+                    if not field.startswith("reasoning") or field in self._template.thinking_fields
+                }
             )
             | {"role": message["role"]}
             for message in messages

@@ -89,7 +89,7 @@ class EngineCall(Generic[Label]):
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
-        self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
+        self._timer = loop.call_later(deadline_s, self.stop, f"deadline of {deadline_s:g} s exceeded")
         if self._alone:
             self._in_turn = True
             self._queue.enter_alone(self)
@@ -98,7 +98,7 @@ class EngineCall(Generic[Label]):
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._timer is not None
         self._timer.cancel()
-        self.stop("the caller is gone")
+        self.stop("the caller has left the call")
         await self._aborts.sent()  # the aborts go on even if this wait is cancelled
 
     def submit(
@@ -199,7 +199,7 @@ class EngineCall(Generic[Label]):
         return ended
 
     async def cut(self, where: Callable[[Label], bool]) -> list[EngineRequest]:
-        """Aborts the pending requests with such labels, and returns them. Their output is what they had written; None
+        """Aborts the pending requests whose labels satisfy ``where``, and returns them with their partial output: None
         if the engine did not have them yet."""
         aborted = [request for request in self._requests if request.ending is None and where(request.label)]
         for request in aborted:
@@ -217,7 +217,7 @@ class EngineCall(Generic[Label]):
         self._cut_short = self._cut_short or bool(self._requests)
         self._changed.set()
         requests, self._requests = self._requests, OrderedDict()
-        # Also at its deadline: others must not wait for a caller that does not take what it has got.
+        # At the deadline, too: the engine is not kept for a caller that does not take its results.
         self._aborts.begin(self._queue.drop(requests), self._leave_alone)
 
     def _leave_alone(self) -> None:
@@ -308,13 +308,13 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
 
 
 def _failure(request: EngineRequest) -> Exception | None:
-    """The error of a request that the engine gave up and says of it no more."""
+    """The error of a request that ended with vLLM's finish reason ``error``, which says no more."""
     output = request.collector.output
     if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason != "error":
         return None
     if request.params.structured_outputs is not None:
         return ValueError("its JSON schema cannot be compiled")
-    return RuntimeError("it gave up a request")
+    return RuntimeError("vLLM ended a request with finish_reason 'error'")
 
 
 def _as_call_error(error: Exception) -> EngineCallError:

@@ -73,7 +73,7 @@ GROUP_S = 0.004
 """How long a finished child waits for others to share its message: sending one takes a good part of the time of a small
 model's engine step."""
 TIDY_S = 0.1
-"""Time between two looks whether what was written ahead is given up."""
+"""Poll interval of the leak check while children written ahead have not been aborted yet, seconds."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         if request.model not in ("", self._settings.served_name):
-            raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
+            raise GeneratorRefused(
+                f"this replica serves the model {self._settings.served_name!r}, not {request.model!r}"
+            )
         started, parameters = self._running, cache(partial(self._sampling_params, request))
         if not request.expansions:
             unused = await started.write_ahead.release(request.search_id, started.aborts.sent)
@@ -483,7 +485,7 @@ class _NextTokens:
                 self.computed_tokens += len(prefix)
             rows = output.outputs[0].logprobs
             if not rows:
-                raise EngineCallError("the engine gave no log-probabilities")
+                raise EngineCallError("the engine returned no log-probabilities")
             found.append({token: each.logprob for token, each in rows[0].items()})
         return found
 

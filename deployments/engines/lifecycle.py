@@ -277,7 +277,7 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     try:
         expected = expected_geometry(engine.vllm_config)
     except UnknownGeometry as unknown:
-        logger.info("the geometry of the KV cache of %s could not be checked: %s", engine.model_config.model, unknown)
+        logger.info("the size of the KV cache of %s could not be checked: %s", engine.model_config.model, unknown)
         return found
     if found != expected:
         more = found.bytes_per_block - expected.bytes_per_block
@@ -370,7 +370,9 @@ def _start(
             with engines_forked_from(template):
                 engine = start()
         except TemplateLost as lost:
-            logger.warning("the engine for %s starts without a template process: %s", settings.model, lost)
+            logger.warning(
+                "the engine for %s starts slower, not forked from a template process: %s", settings.model, lost
+            )
             engine = start()
     # vLLM reads its environment variables for every token; from here on their values are cached.
     envs.enable_envs_cache()

@@ -157,7 +157,11 @@ class ReplicaSettings(Settings):
         10.0, ge=0, le=86_400, description="Scale up after this many seconds of too few replicas."
     )
     downscale_delay_s: float = Field(
-        300.0, ge=0, le=86_400, description="Scale down after this many seconds of surplus, to the window's peak."
+        300.0,
+        ge=0,
+        le=86_400,
+        description="Scale down only after this many seconds of low load, to the largest number of replicas that was "
+        "needed in that time.",
     )
     drain_s: float | None = Field(
         None,
@@ -387,7 +391,7 @@ class GeneratorSettings(EngineSettings):
     )
     write_ahead: WriteAheadSetting = Field(
         "auto",
-        description="Number of children that an idle replica generates before their search requests them, as a "
-        "multiple of the expected number per step. `auto`: chosen by device and scoring latency; `off`: none, "
-        "and no solutions of later rounds of a vote either.",
+        description="Speculative generation: number of children of a new step that an idle replica starts before the "
+        "search requests any, as a multiple of the number that it is expected to request. `auto`: chosen by device and "
+        "scoring latency; `off`: none, and no solutions of later rounds of a vote either.",
     )

@@ -115,7 +115,7 @@ class Template:
         except OSError as error:
             os.close(status)
             os.close(data)
-            raise TemplateLost(f"no template at {self._address}: {error}") from error
+            raise TemplateLost(f"no template process at {self._address}: {error}") from error
         finally:
             os.close(child_data)
             os.close(child_status)
@@ -179,11 +179,11 @@ class _Popen(popen_forkserver.Popen):
             with open(data, "wb") as file:
                 file.write(buffer.getbuffer())
             if not select.select([self._status], [], [], FORK_S)[0]:
-                raise TemplateLost("the template does not answer")
+                raise TemplateLost("the template process does not answer")
             self.pid = forkserver.read_signed(self._status)
             self.sentinel = os.pidfd_open(self.pid)
         except (OSError, EOFError) as error:
-            raise TemplateLost(f"the template ended: {error}") from error
+            raise TemplateLost(f"the template process ended: {error}") from error
         kept.append(self.sentinel)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:

@@ -80,7 +80,7 @@ class CallParser:
             raise ToolParserError(f"vLLM has no parser {name!r}; it has: {', '.join(known)}")
         if lost := lost_marks(name, tokenizer):
             raise ToolParserError(
-                f"{name} reads {lost[0]}, a special token of this tokenizer, which no step's text has"
+                f"{name} looks for {lost[0]}, a special token of this tokenizer: the texts of steps have none"
             )
         try:
             found = ParserManager.get_parser(name, enable_auto_tools=True, tokenizer=tokenizer)

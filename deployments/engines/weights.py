@@ -82,7 +82,9 @@ def _fit(settings: EngineSettings, directory: Path, stored: Stored) -> Fit:
         config.update(settings.engine_args.get("hf_overrides") or {})
         needed = _needed(family, config) if config.get_text_config() is config else None  # else several models in one
     except Exception as error:  # an unknown or malformed configuration: the engine says what is wrong with it
-        logger.info("the configuration of %s cannot be read here, only by the engine: %s", directory, error)
+        logger.info(
+            "the weights of %s are checked by the engine alone; its configuration cannot be read: %s", directory, error
+        )
         needed = None
     if needed is None:
         return Fit([], [], [])

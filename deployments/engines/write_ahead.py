@@ -45,8 +45,8 @@ class Device(NamedTuple):
     least_turn_s: float
     """Under ``auto`` no steps are written ahead if the rewards of a search take less, seconds; infinite: never."""
     beside: int
-    """Number of requests in demand beside which others are begun. For whole solutions the requests of their own search
-    do not count: they are what it would ask for at once, if it did not vote in rounds."""
+    """Children are begun only while at most this many requested branches are unfinished. For whole solutions the
+    branches of their own search do not count: they are what it would request at once, if it did not vote in rounds."""
 
 
 CPU = Device(1.5, 3.0, 0.08, 0)
@@ -59,14 +59,14 @@ GPU = Device(4.0, 4.0, 0.0, 8)
 WEIGHT = 0.05
 """Weight of the newest value in the moving averages."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
-"""What was written ahead is given up if the search's next call does not come within so many average waits for one:
-nobody tells a replica that a search has ended."""
+"""Children written ahead are aborted if the search makes no call for ``LINGER_TURNS`` times the average wait, within
+the other two: a replica is not told that a search has ended."""
 PRUNE_ABOVE = 1024
-"""Number of children to begin above which those of rounds that are over are dropped."""
+"""Length of the heap of children to begin above which those of past rounds are removed from it."""
 
 
 class _Kind(NamedTuple):
-    """What all branches of a call have in common, as far as it decides what they say."""
+    """Parameters of a call that determine the text of its branches, seeds and lengths apart."""
 
     sampling: Sampling
     logprobs: bool
@@ -215,7 +215,7 @@ class WriteAhead:
 
     @property
     def has_time(self) -> bool:
-        """Whether the next child may be begun beside the requests in demand."""
+        """Whether the next child may be begun beside the requested branches."""
         if (entry := self._next) is None:
             return False
         _, _, owner, _ = entry
@@ -234,9 +234,9 @@ class WriteAhead:
         }
 
     def check_integrity(self) -> list[str]:
-        """Leak check of an idle engine: a sentence for each search for which something is kept that was begun."""
+        """Leak check of an idle engine: a sentence for each search with requests that were begun and not aborted."""
         begun = (search_id for search_id, search in self._searches.items() if search.has_begun)
-        return [f"something is written ahead for search {search_id}" for search_id in begun]
+        return [f"requests written ahead for search {search_id} were not aborted" for search_id in begun]
 
     @contextmanager
     def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
@@ -306,7 +306,7 @@ class WriteAhead:
             share = index / number + (owner.root is not None)  # Steps first: they are needed soon, and soon done.
             heapq.heappush(self._wanted, (share, next(self._numbers), owner, step))
         if len(self._wanted) > self._prune_above:
-            # Beside steady demand none is ever taken.
+            # Under steady load none of them is ever taken.
             self._wanted = [entry for entry in self._wanted if not entry[2].over]
             heapq.heapify(self._wanted)
             self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
@@ -371,7 +371,7 @@ class SearchAhead:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything is kept that was begun."""
+        """Whether it has requests that were begun."""
         rounds = [each for each in (self._before, self._round) if each is not None]
         return any(step.children for each in rounds for step in each.steps.values())
 

@@ -124,14 +124,14 @@ CHAT_FIELDS = FieldRules(
     | {
         "enable_thinking": "use chat_template_kwargs",
         "extra_body": "put its fields beside the others",
-        "input": "say messages",
+        "input": "use messages",
         "instructions": "put it into messages",
-        "echo": "the content begins after the message that is continued",
+        "echo": "the reply has only what comes after the continued message",
         "max_new_tokens": "use max_tokens or max_completion_tokens",
-        "max_output_tokens": "say max_completion_tokens",
+        "max_output_tokens": "use max_completion_tokens",
         "n_predict": "use max_tokens or max_completion_tokens",
-        "reasoning": "say reasoning_effort",
-        "stop_sequences": "say stop",
+        "reasoning": "use reasoning_effort",
+        "stop_sequences": "use stop",
         "use_beam_search": "it is at /v1/completions",
     },
 )
@@ -163,11 +163,11 @@ RESPONSES_FIELDS = FieldRules(
         "enable_thinking": "use chat_template_kwargs",
         "extra_body": "put its fields beside the others",
         "logprobs": "use include",
-        "max_completion_tokens": "say max_output_tokens",
-        "max_new_tokens": "say max_output_tokens",
-        "max_tokens": "say max_output_tokens",
-        "messages": "say input",
-        "reasoning_effort": "say reasoning.effort",
+        "max_completion_tokens": "use max_output_tokens",
+        "max_new_tokens": "use max_output_tokens",
+        "max_tokens": "use max_output_tokens",
+        "messages": "use input",
+        "reasoning_effort": "use reasoning.effort",
         "use_beam_search": "it is at /v1/completions",
     },
 )
@@ -193,7 +193,7 @@ COMPLETION_FIELDS = FieldRules(
     _CHATS
     | {
         "beam_width": "use n, or best_of if it is larger",
-        "messages": "say prompt",
+        "messages": "use prompt",
         "search": "searches are at /v1/chat/completions",
     },
 )

@@ -115,7 +115,7 @@ class Suspects:
         if not self._harmful:
             return
         if digest() in self._harmful:
-            raise HarmfulRequest("a request like this one crashed an engine twice")
+            raise HarmfulRequest("a request that asks the same crashed an engine twice; it is refused for an hour")
         if (harmful := [*self._harmful.values()].count(owner)) >= MAX_HARMFUL:
             raise HarmfulRequest(
                 f"{harmful} requests of this client crashed an engine twice each; its requests are refused for an hour"

@@ -90,7 +90,7 @@ class ToolCallParser:
         try:
             content, calls = json.loads(self._worker.exchange(line, REPLY_S))
         except WorkerLost as error:
-            logger.warning("a text counts as one without tool calls: %s", error)
+            logger.warning("an answer was not searched for tool calls: %s", error)
             return Said(text)
         return Said(content, tuple(ToolCall(*call) for call in calls))
 

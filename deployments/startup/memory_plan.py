@@ -111,7 +111,7 @@ def _loaded(settings: EngineSettings, config: "PreTrainedConfig", numbers: Count
     quantized = getattr(config, "quantization_config", None) or numbers.keys() - {"F64", "F32", "F16", "BF16"}
     changed = {"cpu_offload_gb"} | (set() if quantized else {"quantization"})
     if names := sorted(changed & settings.engine_args.keys()):
-        raise ValueError(f"engine_args.{names[0]} changes what the weights take")
+        raise ValueError(f"engine_args.{names[0]} changes the memory of the weights")
     for dtype, count in numbers.items():
         yield count, element_bytes(dtype) if quantized else _number_bytes(settings)
 
@@ -120,7 +120,7 @@ def _geometry(settings: EngineSettings, config: "PreTrainedConfig") -> KVGeometr
     arguments = settings.engine_args
     tensor, pipeline, _ = settings.parallel_sizes
     if arguments.get("speculative_config"):
-        raise UnknownGeometry("a draft model has layers too")
+        raise UnknownGeometry("the KV of a draft model (speculative_config) is not counted")
     dtype = str(arguments.get("kv_cache_dtype", "auto"))
     if not dtype.startswith(("auto", "float", "bfloat16", "half", "fp8")):
         raise UnknownGeometry(f"{dtype} has a layout that depends on the attention backend")

@@ -161,8 +161,8 @@ def _together(pools: Sequence[_Pool], nodes: Sequence[GpuNode]) -> list[_Pool]:
     wanted = ", ".join(f"{pool.gpus} for each of {pool.replicas.min_replicas} {pool.path}" for pool in pools)
     raise PlacementError(
         f"{' and '.join(f'{pool.path}.replicas' for pool in pools)}: {wanted} are more GPUs than the cluster has "
-        f"({', '.join(f'{node.gpus} on {node.name}' for node in nodes)}), and engines are planned to share one GPU "
-        "only: lower min_replicas, or set num_gpus and kv_cache_memory_bytes"
+        f"({', '.join(f'{node.gpus} on {node.name}' for node in nodes)}). Engines are made to share a GPU only if one "
+        "GPU is enough for all of them: lower min_replicas, or set num_gpus and kv_cache_memory_bytes"
     )
 
 

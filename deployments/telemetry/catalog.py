@@ -92,7 +92,11 @@ REFUSED = _counter(
 )
 LOOP_DELAY = _gauge(_C, "event_loop_delay_seconds", "Longest delay of the event loop since the last export")
 EXPAND_SECONDS = _histogram(
-    _C, "expand_seconds", "Duration of generator calls, from the request to the last child, retries included", "lane"
+    _C,
+    "expand_seconds",
+    "Duration of generator calls, from the request to the last child, retries included, by lane (priority in the "
+    "replica's queue): first_steps of a search, or demand for all later ones; with flex_ in front for flex requests",
+    "lane",
 )
 SCORE_SECONDS = _histogram(_C, "score_seconds", "Duration of calls to the process reward model, retries included")
 STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps received from the generator")
@@ -120,7 +124,7 @@ RETRIES = _counter(_C, "retries_total", "Retries of calls whose replica failed",
 HARMFUL = _counter(
     _C,
     "harmful_requests_total",
-    "Requests that crashed an engine twice, the second time while it worked on nothing else",
+    "Requests that crashed an engine twice, the second time while they ran alone",
 )
 ANSWERS_LOOKED_UP = _counter(
     _C,
@@ -165,7 +169,9 @@ WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait for a slot i
 KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks in total")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks held by running requests")
 KV_FREE = _gauge(_E, "kv_free_blocks", "KV blocks that no running request holds; cached but unused blocks are free")
-KV_RESERVED = _gauge(_E, "kv_reserved_blocks", "KV blocks reserved for requests")
+KV_RESERVED = _gauge(
+    _E, "kv_reserved_blocks", "KV blocks reserved for running requests, also for tokens that they have yet to generate"
+)
 KV_LIFETIME = _histogram(
     _E,
     "kv_block_lifetime_seconds",
@@ -182,15 +188,20 @@ KV_IDLE = _histogram(
 KV_REUSE_GAP = _histogram(
     _E,
     "kv_block_reuse_gap_seconds",
-    "Time between consecutive cache hits of a KV block, of its last four, sampled from one block in twenty",
+    "Time between consecutive cache hits of a KV block, for its last four hits, observed at its next allocation and "
+    "sampled from one block in twenty",
     boundaries=RESIDENCY_S,
 )
-HELD_BACK = _counter(_E, "clamp_held_back_branches_total", "Branches, or paths to be scored, that waited for KV blocks")
+HELD_BACK = _counter(
+    _E,
+    "clamp_held_back_branches_total",
+    "Requests that waited in the replica's queue for free KV blocks: branches, or paths to be scored",
+)
 GIVEN_BACK = _counter(
     _G, "clamp_given_back_branches_total", "Branches rejected for lack of KV blocks (generator.clamp: shrink)"
 )
 RECOMPUTED = _counter(
-    _E, "recomputed_tokens_total", "Tokens computed again because no cache had them any more, in whole blocks"
+    _E, "recomputed_tokens_total", "Tokens computed again because their KV was evicted from all caches, in whole blocks"
 )
 AHEAD_BEGUN = _counter(
     _G, "ahead_begun_branches_total", "Branches written ahead: started before a search requested them"

@@ -338,7 +338,7 @@ class GivenUpLookups:
                     self._give_back_at(url, lookup)
                 except Exception:
                     # The server is gone or hangs. Its locks expire, and a new server has none.
-                    logger.debug("a lookup's locks at %s are left to expire", url, exc_info=True)
+                    logger.debug("locks of an aborted lookup at %s were not released; they expire", url, exc_info=True)
 
     def _give_back_at(self, url: str, lookup: _Lookup) -> None:
         adapter, tracker = self._adapter, lookup.tracker

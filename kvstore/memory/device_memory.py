@@ -89,8 +89,9 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = USED) -> list[
     left = granted - fixed - len(roles) * (device_bytes // STEP + 1)
     if left < sum(least):
         raise DoesNotFit(
-            f"{device_bytes:,} bytes, of which {used:.0%} are given out, are {sum(least) - left:,} too few: weights "
-            f"and working memory take {fixed:,}, and one sequence of the longest for each engine {sum(least):,} of KV"
+            f"the device has {device_bytes:,} bytes, and {sum(least) - left:,} are missing: engines may use {used:.0%} "
+            f"of it, weights and working memory need {fixed:,} bytes, and KV at least {sum(least):,} (where "
+            "kv_cache_memory_bytes is unset, one sequence of maximum length for each engine)"
         )
     return [_share(role, kv, device_bytes) for role, kv in zip(roles, _proportions(roles, least, left), strict=True)]
 

@@ -117,12 +117,15 @@ def _why_unknown(config: VllmConfig) -> str | None:
     dtypes = UNQUANTIZED_DTYPES if model.use_mla else UNQUANTIZED_DTYPES | FP8_DTYPES
     reasons = {
         "it has layers without attention": model.is_attention_free or model.is_hybrid or model.has_noops,
-        "its layers differ in their heads": getattr(model.model_arch_config, "per_layer_overrides", None) is not None,
+        "the number or size of its KV heads differs between layers": getattr(
+            model.model_arch_config, "per_layer_overrides", None
+        )
+        is not None,
         "it stores an index in addition to its latent vectors": bool(getattr(model.hf_text_config, "index_topk", None)),
-        "a draft model has layers too": config.speculative_config is not None,
+        "the KV of a draft model (speculative_config) is not counted": config.speculative_config is not None,
         f"{cache.cache_dtype} has a layout that depends on the attention backend": cache.cache_dtype not in dtypes,
         "layers have different KV data types": bool(cache.kv_cache_dtype_skip_layers),
-        "its stages have different layers": config.parallel_config.pipeline_parallel_size > 1
+        "its pipeline stages have different layers": config.parallel_config.pipeline_parallel_size > 1
         and len({*_kinds(config)}) > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -136,9 +139,9 @@ def _kinds(config: VllmConfig) -> list[str]:
     if kinds is None:
         return [FULL if model.get_sliding_window() is None else SLIDING] * model.get_total_num_hidden_layers()
     if unknown := {*kinds} - {FULL, SLIDING}:
-        raise UnknownGeometry(f"{model.architecture} has layers of {', '.join(sorted(unknown))}")
+        raise UnknownGeometry(f"{model.architecture} has layers of an unsupported type: {', '.join(sorted(unknown))}")
     if getattr(text, "num_kv_shared_layers", 0):
-        raise UnknownGeometry(f"{model.architecture} has layers that share their keys and values")
+        raise UnknownGeometry(f"{model.architecture}: some layers use the KV of other layers (num_kv_shared_layers)")
     return list(kinds)
 
 

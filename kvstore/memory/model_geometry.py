@@ -15,9 +15,9 @@ OTHER_LAYERS = ("mamba", "ssm", "linear_", "layers_block_type", "hybrid_override
 """Beginnings of the names of entries that describe layers without attention, or layers that differ from each other."""
 UNPLANNED = {
     "index_topk": "it stores an index in addition to its latent vectors",
-    "num_kv_shared_layers": "it has layers that share their keys and values",
-    "global_head_dim": "its layers differ in their heads",
-    "attention_chunk_size": "it has layers of chunked_attention",
+    "num_kv_shared_layers": "some layers use the KV of other layers (num_kv_shared_layers)",
+    "global_head_dim": "the number or size of its KV heads differs between layers",
+    "attention_chunk_size": "it has layers of an unsupported type: chunked_attention",
 }
 
 
@@ -46,7 +46,7 @@ def model_geometry(
     """
     kinds = _kinds(text)
     if pipeline_parallel > 1 and len({*kinds}) > 1:
-        raise UnknownGeometry(f"{text.model_type}: its stages have different layers")
+        raise UnknownGeometry(f"{text.model_type}: its pipeline stages have different layers")
     layers = Counter(kinds[: -(-len(kinds) // pipeline_parallel)] * models)
     page = block_size * _numbers_per_token(text, tensor_parallel) * number_bytes
     width = _layers_per_group(layers)
@@ -72,7 +72,7 @@ def _kinds(text: Any) -> list[str]:
     if kinds is None:
         return [SLIDING if window else FULL] * text.num_hidden_layers
     if unknown := {*kinds} - {FULL, SLIDING}:
-        raise UnknownGeometry(f"{text.model_type}: it has layers of {', '.join(sorted(unknown))}")
+        raise UnknownGeometry(f"{text.model_type}: it has layers of an unsupported type: {', '.join(sorted(unknown))}")
     return list(kinds)
 
 

@@ -373,7 +373,7 @@ class _Search:
                     if not missing:
                         self._leave_to_end()
             if missing:
-                raise GeneratorError(f"the generator ended with {missing} branches unwritten")
+                raise GeneratorError(f"the generator's stream ended with {missing} unfinished branches")
         except GeneratorError as error:
             if missing:
                 # The missing children stay pending until the search ends. Otherwise a strategy would take the round

@@ -101,5 +101,5 @@ class ProcessSolver(Solver):
             reason = reply["error"].partition(":")[0]
         except (WorkerLost, SolverError) as error:
             reason = str(error)
-        logger.warning("%s was not solved, its fallback is used: %s", problem.name, reason)
+        logger.warning("%s failed in the solver process, its fallback is used: %s", problem.name, reason)
         return problem.fallback

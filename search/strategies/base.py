@@ -71,7 +71,7 @@ class Strategy(BaseModel, ABC):
     )
     max_depth: Depth = Field(40, description="Maximum steps of a path.")
     aggregation: Aggregation = Field(
-        Aggregation.LAST, strict=False, description="How a path's score follows from the rewards of its steps."
+        Aggregation.LAST, strict=False, description="How a path's score is computed from the rewards of its steps."
     )
     merge_siblings: bool = Field(
         True,

@@ -69,7 +69,7 @@ async def test_what_the_files_do_not_tell_the_loaded_engine_does(
     """As for a model that transformers does not know. The weight is a third of one of vLLM's."""
     monkeypatch.setattr(lifecycle, "check_weights", lambda _: [])
     model = changed(prm_model, tmp_path / "model", without("model.layers.1.self_attn.q_proj.weight"))
-    with quiet(), pytest.raises(EngineStartError, match=r"lacks: model\.layers\.1\.self_attn\.qkv_proj\.weight \("):
+    with quiet(), pytest.raises(EngineStartError, match=r"lacks weights: model\.layers\.1\.self_attn\.qkv_proj"):
         await ScoringEngine(StepHeadSettings(model=model)).start()
 
 
@@ -86,7 +86,7 @@ async def test_weights_without_use_and_odd_rewards_are_told(
     unused, odd = engine.notes
     await stop(engine)
     assert unused.endswith("weights without use: model.layers.77.mlp.up_proj.weight, unheard.of")
-    assert "a reward of nan" in odd
+    assert "the reward nan" in odd
     assert all(note.partition(": ")[2] in caplog.text for note in (unused, odd))
 
 

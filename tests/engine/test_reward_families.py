@@ -260,7 +260,7 @@ async def test_calls_that_hang_occupy_their_slots_and_are_detected() -> None:
         with pytest.raises(ScorerError, match="did not return within"):
             await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), 0.1))
     assert await scorer.check_integrity() != []
-    with pytest.raises(ScorerError, match="do not return"):
+    with pytest.raises(ScorerError, match="have not returned"):
         scorer.check_alive()
     RELEASE.set()
     assert await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), MINUTES)) == [[1.0]]

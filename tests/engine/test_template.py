@@ -124,7 +124,7 @@ async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_
     spawned, parent = await tokens_of(settings)
     server.resume()
     assert parent.pid == os.getpid()
-    assert "the template does not answer" in warnings.text
+    assert "the template process does not answer" in warnings.text
     assert forked == spawned
     process.kill()
     process.join()

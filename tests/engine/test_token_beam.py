@@ -123,5 +123,5 @@ async def test_late_requests_end_and_leave_nothing(
     generation: GenerationEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     wanted = TokenBeamSettings(width=8, max_tokens=MAX_TOKENS)
-    with pytest.raises(GeneratorError, match="not done within"):
+    with pytest.raises(GeneratorError, match=r"deadline of .* s exceeded"):
         await generation.token_beam(TokenBeamRequest("late", tuple(prompts), wanted, 0.05))

@@ -243,7 +243,7 @@ async def test_a_step_with_finished_critiques_is_scored_by_them_alone(
 
 
 async def test_past_the_deadline_the_call_fails_and_leaves_nothing(verifier: Verifier) -> None:
-    with verifier.settings(max_tokens=LONG), pytest.raises(ScorerError, match="not done within"):
+    with verifier.settings(max_tokens=LONG), pytest.raises(ScorerError, match=r"deadline of .* s exceeded"):
         await verifier.score("Q", *[(f"{n}",) for n in range(40)], deadline_s=0.01)
     assert await verifier.engine.check_integrity(SETTLE_S) == []
 

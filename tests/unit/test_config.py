@@ -170,7 +170,7 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (several({}), "prm.of", "at least 2 reward models"),
         (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "unknown family"),
         (several({}, {"step_tga": "m"}), "prm.of.1.prm.step_tga", "did you mean step_tag?"),
-        (several({}, several({}, {})["prm"]), "prm.of.1.prm", "not possible inside of several"),
+        (several({}, several({}, {})["prm"]), "prm.of.1.prm", "cannot contain another one"),
         (several({}, {"replicas": {"max_replicas": 2}}), "prm.of.1", "only num_gpus may be set"),
         (several({}, {"replicas": {"num_gpus": 0.5}}), "prm", "num_gpus must be at least 0.5"),
         ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),

@@ -188,7 +188,7 @@ async def test_a_stream_that_ends_early_has_failed() -> None:
 
     handle = await written_elsewhere(short)
     assert wanted(handle.requests[1]) == EVERY[:2]
-    assert "2 branches unwritten" in await failure_of(Handle(short))
+    assert "2 unfinished branches" in await failure_of(Handle(short))
 
 
 async def test_a_silent_replica_is_cancelled() -> None:
@@ -405,7 +405,7 @@ async def test_required_branches_given_back_are_missing() -> None:
     handle = Handle(gives_back(0, 0), all_of)
     assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
     assert wanted(handle.requests[1]) == [((), 0), ((0,), 0)]
-    assert "2 branches unwritten" in await failure_of(Handle(gives_back(0, 0)))
+    assert "2 unfinished branches" in await failure_of(Handle(gives_back(0, 0)))
 
 
 async def test_only_the_first_group_gives_back() -> None:

@@ -97,7 +97,9 @@ def test_each_of_several_reward_models_gets_a_share(on_gpu: bool) -> None:
 
 
 def test_missing_memory_is_reported_in_bytes() -> None:
-    with pytest.raises(LaunchError, match=r"10,485,760 bytes, of which 95% are given out, are [\d,]+ too few"):
+    with pytest.raises(
+        LaunchError, match=r"the device has 10,485,760 bytes, and [\d,]+ are missing: engines may use 95%"
+    ):
         plan_output(None, "10MiB")
     with pytest.raises(LaunchError, match="--memory: a size such as 24GiB"):
         plan_output(None, "plenty")

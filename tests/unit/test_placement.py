@@ -108,14 +108,17 @@ def test_the_kv_of_a_token_depends_on_its_type(changed: dict[str, Any], factor: 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"speculative_config": {"model": "small"}}, "a draft model has layers too"),
+        ({"speculative_config": {"model": "small"}}, "the KV of a draft model .* is not counted"),
         (
             {"kv_cache_dtype": "int8_per_token_head"},
             "int8_per_token_head has a layout that depends on the attention backend",
         ),
-        ({"cpu_offload_gb": 4}, "engine_args.cpu_offload_gb changes what the weights take"),
-        ({"quantization": "fp8"}, "engine_args.quantization changes what the weights take"),
-        ({"hf_overrides": {"layer_types": ["linear_attention"] * 36}}, "it has layers of linear_attention"),
+        ({"cpu_offload_gb": 4}, "engine_args.cpu_offload_gb changes the memory of the weights"),
+        ({"quantization": "fp8"}, "engine_args.quantization changes the memory of the weights"),
+        (
+            {"hf_overrides": {"layer_types": ["linear_attention"] * 36}},
+            "it has layers of an unsupported type: linear_attention",
+        ),
         ({"hf_overrides": {"mamba_d_state": 16}}, "it has layers without attention"),
         ({"hf_overrides": {"index_topk": 2048}}, "it stores an index in addition to its latent vectors"),
     ],
@@ -226,9 +229,9 @@ def test_without_a_gpu_the_build_for_gpus_is_refused_unless_nodes_are_to_join() 
 def test_what_is_missing_is_told_in_bytes() -> None:
     message = refusal([GpuNode("small", 1, 4 * GIB)])
     assert message.startswith(
-        "generator.model, prm.model: too large for one GPU together: 4,294,967,296 bytes, of which"
+        "generator.model, prm.model: too large for one GPU together: the device has 4,294,967,296 bytes, and"
     )
-    assert "weights and working memory take 4,300," in message
+    assert "weights and working memory need 4,300," in message
     large = {"model": "meta-llama/Llama-3.3-70B-Instruct"}
     message = refusal([node(8, 80)], generator={**large, "replicas": {"num_gpus": 1}})
     assert message == (

@@ -967,7 +967,10 @@ class Book(RuleBasedStateMachine):
         call.close()
         self.open.pop(call.search_id, None)
         assert not self.engine.queue.searches[call.search_id]
-        assert f"something is written ahead for search {call.search_id}" not in self.engine.book.check_integrity()
+        assert (
+            f"requests written ahead for search {call.search_id} were not aborted"
+            not in self.engine.book.check_integrity()
+        )
 
     @rule(growth=st.integers(1, 60))
     def submit(self, growth: int) -> None:

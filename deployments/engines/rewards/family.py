@@ -185,7 +185,7 @@ class RewardModelSettings(EngineSettings):
     def _is_loaded(self) -> Self:
         if (self.lora or self.reader.head) and (taken := sorted(LOADING & self.engine_args.keys())):
             names = ", ".join(taken)
-            raise ValueError(f"weights are changed by a loader of our own: engine_args may not set {names}")
+            raise ValueError(f"Banyan loads the weights of this model itself: engine_args may not set {names}")
         if "hf_overrides" in self.engine_args and (self.reader.head or self.reader.vllm_model):
             raise ValueError(
                 "the family changes the model's configuration itself: engine_args may not set hf_overrides"

@@ -136,7 +136,7 @@ class FunctionScorer:
     def check_alive(self) -> None:
         """Raises ScorerError when every slot is occupied by a call whose caller has given up."""
         if self._abandoned >= self._slots:
-            raise ScorerError(f"{self._abandoned} calls of {self._name} do not return")
+            raise ScorerError(f"{self._abandoned} calls of {self._name} have not returned")
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         """Leak check of an idle scorer: reports open calls; empty when all is well."""

@@ -87,7 +87,7 @@ class Head(RewardFamily):
         missing = self.missing_rows(output, query)
         wanted = [tag - missing for tag in query.tags]
         if rows.ndim != 2 or rows.shape[1] != self.classes or wanted[0] < 0:
-            raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens, {len(wanted)} tags")
+            raise ValueError(f"the engine returned a tensor of {tuple(rows.shape)} for {len(query.token_ids)} tokens")
         return [float(reward) for reward in self.rewards_of(rows[wanted].double()).tolist()]
 
 

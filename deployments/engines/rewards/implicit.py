@@ -83,7 +83,7 @@ class Implicit(StepwiseHead):
         missing = self.missing_rows(output, query)
         bounds = [position - missing for position in (query.first, *query.tags)]
         if rows.ndim != 2 or rows.shape[1] != self.classes or bounds[0] < 0:
-            raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens from {query.first} on")
+            raise ValueError(f"the engine returned a tensor of {tuple(rows.shape)} for {len(query.token_ids)} tokens")
         sums = stack([rows[start:end].double().sum(dim=0) for start, end in pairwise(bounds)])
         return [float(reward) for reward in self.rewards_of(sums.cumsum(dim=0) if self._accumulate else sums)]
 

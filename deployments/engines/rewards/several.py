@@ -30,7 +30,7 @@ def _single(given: Any) -> RewardModelSettings | FunctionSettings:
 
     prm = parse_prm(given)
     if isinstance(prm, SeveralSettings):
-        raise ValueError("family several is not possible inside of several")
+        raise ValueError("a family several cannot contain another one")
     return prm
 
 
@@ -68,9 +68,7 @@ class SeveralSettings(Settings):
     of: tuple[Member, ...] = Field(
         max_length=8, description="Two to eight reward models, each with `prm`, `scale` and `offset`."
     )
-    combine: Literal["mean", "min"] = Field(
-        "mean", description="How a step's reward follows from the rewards of the models."
-    )
+    combine: Literal["mean", "min"] = Field("mean", description="How the models' rewards of a step are combined.")
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("of")

@@ -261,7 +261,7 @@ class Jobs:
             path = "best_of" if body.best_of else "n"
             raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
         if total_tokens > limits.tokens:
-            message = f"{len(given)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
+            message = f"{len(given)} prompts x {width} beams x {body.max_tokens} tokens are {total_tokens} tokens"
             raise BadRequest(f"{message}; at most {limits.tokens} are allowed here", "max_tokens", "above_limit")
         encoded: list[tuple[int, ...]] = []
         for index, (path, text) in enumerate(

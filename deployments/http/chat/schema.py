@@ -120,7 +120,7 @@ class Message(Body):
     function_call: MustBeEmpty = None
     refusal: MustBeEmpty = None
     tool_calls: list[MessageCall] | None = Field(None, description="Calls that the assistant has made.")
-    tool_call_id: str | None = Field(None, description="Of a tool's message: the call whose result it is.")
+    tool_call_id: str | None = Field(None, description="With role tool: id of the call whose result this is.")
 
     @cached_property
     def text(self) -> str:
@@ -224,10 +224,12 @@ class ChatRequest(Body):
         description="Arguments for the model's chat template, which may ignore them.",
     )
     continue_final_message: bool | None = Field(
-        None, description="Continue the last message, which is the assistant's: every path begins with it."
+        None,
+        description="Continue the last message, which must be the assistant's: its text is the beginning of every "
+        "path, and the reply has what comes after it.",
     )
     add_generation_prompt: bool | None = Field(
-        None, description="Must not be true together with continue_final_message."
+        None, description="As in vLLM: true or unset; with continue_final_message, false or unset."
     )
     response_format: ResponseFormat | None = Field(
         None, description="Format of the answer, for strategies that write whole solutions."
@@ -236,9 +238,11 @@ class ChatRequest(Body):
         None, max_length=MAX_TOOLS, description="Functions that the model may ask the client to call."
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="auto (the default), required or one function; with none the model is told of no tools."
+        None,
+        description="auto (the default); required, or one function: the reply is a call of it; none: the prompt has no "
+        "tools.",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
+    parallel_tool_calls: bool | None = Field(None, description="With false, the reply has at most one call.")
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -299,7 +303,7 @@ class ChatRequest(Body):
             raise BadRequest(message, f"messages.{last}.role")
         elif self.add_generation_prompt is False:
             raise BadRequest(
-                "add_generation_prompt can be false only with continue_final_message", "add_generation_prompt"
+                "add_generation_prompt may be false only with continue_final_message", "add_generation_prompt"
             )
         if not self.messages[last].text.strip() and self.messages[last].role != "tool":
             raise BadRequest("the message is empty", f"messages.{last}.content")
@@ -321,16 +325,18 @@ class ChatRequest(Body):
                 path = f"{path}.tool_call_id"
                 if message.tool_call_id is None:
                     raise BadRequest(f"missing field: {path}", path, "missing_required_parameter")
-                raise BadRequest(f"{path} is the id of no call in the messages before", path)
+                raise BadRequest(f"{path} is not the id of a tool call in an earlier message", path)
             if message.role != "tool" and message.tool_call_id:
-                raise BadRequest(f"{path}.tool_call_id: only a tool's message has one", f"{path}.tool_call_id")
+                raise BadRequest(
+                    f"{path}.tool_call_id: only messages of the role tool have one", f"{path}.tool_call_id"
+                )
             known.update(call.id for call in message.tool_calls or ())
         check_choice(self.tools or (), self.tool_choice)
         if self.offered and self.continue_final_message:
             raise BadRequest("continue_final_message is not supported with tools", "continue_final_message")
         if self.offered and self.response_format is not None and self.response_format.type != "text":
             raise BadRequest(
-                "response_format holds for whole answers: not with tools, unless tool_choice is none", "response_format"
+                "response_format cannot be combined with tools, unless tool_choice is none", "response_format"
             )
 
     def _check_beginning(self, last: int) -> None:
@@ -349,9 +355,7 @@ class ChatRequest(Body):
             before = f"messages.{max(0, last - 1)}.role"
             raise BadRequest("the message before the one to be continued must not be the assistant's", before)
         if self.response_format is not None and self.response_format.type != "text":
-            raise BadRequest(
-                "response_format holds for whole answers: not with continue_final_message", "response_format"
-            )
+            raise BadRequest("response_format cannot be combined with continue_final_message", "response_format")
 
 
 class CompletionBody(Body):
@@ -364,14 +368,14 @@ class CompletionBody(Body):
         "/v1/chat/completions."
     )
     n: int = Field(1, ge=1, le=MAX_WIDTH, description="Sequences returned per prompt.")
-    best_of: int | None = Field(None, ge=1, le=MAX_WIDTH, description="Beam width, where it exceeds n.")
+    best_of: int | None = Field(None, ge=1, le=MAX_WIDTH, description="Beam width, at least n. Unset: n.")
     max_tokens: int = Field(16, ge=1, le=131_072)
     temperature: float | None = Field(None, ge=0, le=0, description="Only 0: nothing is sampled.")
     length_penalty: float = Field(1.0, ge=-10, le=10, strict=False)
     ignore_eos: bool = False
     skip_reading_prefix_cache: bool | None = None
     concurrency_limit: int | None = Field(
-        None, description="Prompts that are processed at a time; clamped to between 1 and their number."
+        None, description="Maximum number of prompts that are processed concurrently."
     )
     service_tier: ServiceTier | None = None
 

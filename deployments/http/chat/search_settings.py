@@ -232,7 +232,7 @@ def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping
         default = controller.default_search
         return {**default, "budget": {**(default.get("budget") or {}), "thinking": 0}}
     if effort not in controller.efforts:
-        known = ", ".join({"none": None, **controller.efforts})
+        known = ", ".join(dict.fromkeys(("none", *controller.efforts)))
         message = f"reasoning_effort {effort!r} is not offered here; available: {known}"
         raise BadRequest(message, "reasoning_effort", "unsupported_value")
     return controller.efforts[effort]

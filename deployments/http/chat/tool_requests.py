@@ -13,10 +13,10 @@ from deployments.http.chat.tools import NamedChoice
 from deployments.service.tool_calls import CallReader, CallsWanted, ForcedCalls, Said, WrittenCalls
 from search.settings import SHARED_SETTINGS
 
-REFUSED = "tools is not supported: a search calls none here (controller.tool_calls)"
-STRICT_NOTE = "strict: arguments are held to their schema with tool_choice required or a function's name alone"
+REFUSED = "tools is not supported: the operator has turned it off (controller.tool_calls: refuse)"
+STRICT_NOTE = "strict: arguments follow their schema only if tool_choice is required or the name of a function"
 NO_PARSER = (
-    "tools: nothing here reads this model's calls (generator.tool_parser); tool_choice may be none, required or the "
+    "tools: no parser of this model's calls is set (generator.tool_parser); tool_choice may be none, required or the "
     "name of a function"
 )
 
@@ -58,14 +58,16 @@ def check_tools(request: ChatRequest, settings: ControllerSettings, encoder: Wri
     if settings.tool_calls == "refuse" and request.tools:
         raise BadRequest(REFUSED, "tools", "unsupported_parameter")
     if request.offered and not encoder.tool_support.tools:
-        raise BadRequest("tools: the model's chat template takes none", "tools", "unsupported_parameter")
+        raise BadRequest("tools: the model's chat template does not support them", "tools", "unsupported_parameter")
     for index, message in enumerate(request.messages):
         if message.tool_calls and not encoder.tool_support.calls:
             path = f"messages.{index}.tool_calls"
-            raise BadRequest(f"{path}: the model's chat template takes none", path, "unsupported_parameter")
+            raise BadRequest(f"{path}: the model's chat template does not support them", path, "unsupported_parameter")
         if message.role == "tool" and not encoder.tool_support.results:
             path = f"messages.{index}.role"
-            raise BadRequest(f"{path}: the model's chat template takes no results of tools", path, "unsupported_value")
+            raise BadRequest(
+                f"{path}: the model's chat template does not support tool results", path, "unsupported_value"
+            )
 
 
 def with_tools(request: ChatRequest, default_search: Mapping[str, Any], settings: ControllerSettings) -> dict[str, Any]:

@@ -100,13 +100,13 @@ def check_choice(tools: Sequence[Tool], choice: "Literal['none', 'auto', 'requir
     for index, tool in enumerate(tools):
         if tool.function.name in names:
             path = f"tools.{index}.function.name"
-            raise BadRequest(f"{path}: there is a tool {tool.function.name} before", path)
+            raise BadRequest(f"{path}: an earlier tool is also named {tool.function.name}", path)
         names.add(tool.function.name)
     if isinstance(choice, NamedChoice) and choice.function.name not in names:
         path = "tool_choice.function.name"
         raise BadRequest(f"{path}: there is no tool {choice.function.name[:64]!r}", path)
     if choice == "required" and not names:
-        raise BadRequest("tool_choice: there are no tools to be called", "tool_choice")
+        raise BadRequest("tool_choice requires a call, but tools is empty", "tool_choice")
 
 
 def forced_schema(

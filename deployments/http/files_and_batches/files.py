@@ -245,7 +245,7 @@ def _checked(form: FormData) -> Upload:
         raise BadRequest("missing field: file", "file", "missing_required_parameter")
     filename = file.filename or "upload"
     if len(filename) > MAX_NAME_CHARACTERS:
-        raise BadRequest(f"file: its name may have {MAX_NAME_CHARACTERS} characters", "file")
+        raise BadRequest(f"file: its name may have at most {MAX_NAME_CHARACTERS} characters", "file")
     if fault := fault_in_text(filename):
         raise BadRequest(f"file: its name {fault}", "file")
     purpose = fields.pop("purpose", None)

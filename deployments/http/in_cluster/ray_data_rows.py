@@ -62,7 +62,7 @@ async def reply_to(row: Json, endpoint: Endpoint) -> Json:
         raise ValueError(f"a row is {{'url': '/v1/…', 'body': json.dumps(…)}}: {error.message}") from None
     status, headers, content = await _answer_with_retries(asked, endpoint)
     if not headers.get("content-type", "").startswith("application/json"):
-        raise ValueError("body.stream: the reply to a row is whole, not streamed")
+        raise ValueError("body.stream: must be false, replies to rows are not streamed")
     reply: Json = json.loads(content)
     if status == httpx.codes.OK:
         return reply

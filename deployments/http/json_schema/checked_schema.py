@@ -62,7 +62,7 @@ def checked_schema(schema: Json, path: Path) -> CheckedSchema:
     reader = _Reader(schema, path)
     text = _compact(reader.read())
     if len(text) > 2 * MAX_CHARS:
-        raise _refused(path, f"has {len(text)} characters with what its references name; at most {2 * MAX_CHARS}")
+        raise _refused(path, f"has {len(text)} characters with its references expanded; at most {2 * MAX_CHARS}")
     return CheckedSchema(text, tuple(reader.unheld))
 
 
@@ -95,7 +95,7 @@ class _Reader:
         try:
             TopologicalSorter(same).prepare()
         except CycleError as error:
-            raise _refused(self._path, f"refers in a cycle to itself through {error.args[1][0]}") from None
+            raise _refused(self._path, f"has a cycle of references, through {error.args[1][0]}") from None
         return top | ({"$defs": definitions} if definitions else {})
 
     def _read(self, pointer: Pointer, given: Any, depth: int) -> Json:
@@ -108,7 +108,7 @@ class _Reader:
             raise _refused(path, f"is nested in more than {MAX_DEPTH} schemas")
         self._read_schemas += 1
         if self._read_schemas > MAX_SCHEMAS:
-            raise _refused(self._path, f"has more than {MAX_SCHEMAS} schemas with what its references name")
+            raise _refused(self._path, f"has more than {MAX_SCHEMAS} schemas with its references expanded")
         given = as_one_object(self._with_names(given), pointer, self._references)
         schema, origins, unheld = supported_form(given, pointer)
         self.unheld |= dict.fromkeys(f"format ({given['format']})" if each == "format" else each for each in unheld)
@@ -147,7 +147,10 @@ class _Reader:
                 read = [self._read((*pointer, index), each, depth + 1) for index, each in enumerate(value)]
                 saying = [each for each in read if each.keys() - ANNOTATIONS]
                 if len(saying) > 1:
-                    raise _refused((*self._path, *pointer), "can have only one schema that constrains anything")
+                    raise _refused(
+                        (*self._path, *pointer),
+                        "must have one schema beside annotations, or objects with different properties",
+                    )
                 return saying or [{}]
             case "$ref":
                 return self._reference(pointer, value)
@@ -182,7 +185,9 @@ class _Reader:
             if not keyword.startswith("x-") and (meant := nearest(keyword, (*KEYWORDS, *UNHELD))):
                 raise _refused((*path, keyword), f"is unknown; did you mean {meant}?", "unknown_parameter")
             if len(self.unheld) >= MAX_UNKNOWN:
-                raise _refused(path, f"has one of more than {MAX_UNKNOWN} unknown keywords", "unknown_parameter")
+                raise _refused(
+                    path, f"has an unknown keyword, and the whole schema more than {MAX_UNKNOWN}", "unknown_parameter"
+                )
             self.unheld[keyword] = None
         return {keyword: value for keyword, value in schema.items() if keyword in READ}
 
@@ -200,18 +205,19 @@ class _Reader:
             if not value.fits(given):
                 raise _refused(where, f"must be {value.allowed}")
             if alone not in (None, keyword) and keyword not in ("type", *DEFINITIONS):
-                raise _refused(where, f"cannot be beside {alone}")
+                raise _refused(where, f"cannot be combined with {alone} in one schema")
             if keyword in ("minLength", "maxLength") and "format" in schema:
-                raise _refused(where, "cannot be beside format")
+                raise _refused(where, "cannot be combined with format in one schema")
             if value.types and not any(name in schema.get("type", ()) for name in value.types):
                 raise _refused(where, f"is only for type {' or '.join(value.types)}")
         if alone and "type" in schema and not self._types_beside(schema) <= types_of(schema["type"]):
-            raise _refused((*path, "type"), f"cannot be beside {alone} that admits other types")
+            raise _refused((*path, "type"), f"must include every type that {alone} allows")
         if any(name not in schema.get("properties", ()) for name in schema.get("required", ())):
             raise _refused((*path, "required"), f"must be {KEYWORDS['required'].allowed}")
         if schema.get("minProperties", 0) > 1 and schema.get("additionalProperties", False) is not False:
             raise _refused(
-                (*path, "minProperties"), "can be above 1 only for named properties: names of a map may repeat"
+                (*path, "minProperties"),
+                "can be above 1 only without additionalProperties: a name could be generated twice",
             )
         for least, most in RANGES:
             if least in schema and most in schema and schema[least] > schema[most]:

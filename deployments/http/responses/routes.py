@@ -188,7 +188,7 @@ def _stores(asked: ResponsesRequest, served: Endpoint, scope: Scope) -> bool:
             raise BadRequest(message, PREVIOUS, "store_disabled")
         return False
     if asked.background and is_job(scope):
-        raise BadRequest("background must be false in a batch: each request ends with its line", "background")
+        raise BadRequest("background must be false in a batch, which runs in the background itself", "background")
     return not is_job(scope) if asked.store is None and not asked.background else asked.store is not False
 
 

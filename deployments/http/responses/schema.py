@@ -177,7 +177,8 @@ class ResponsesRequest(Body):
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = Field(
-        None, description="Whether the response is stored for GET /v1/responses/{id}. Unset: if the server has a store."
+        None,
+        description="Whether the response is stored for GET /v1/responses/{id}. Unset: yes if the server has a store.",
     )
     background: bool | None = Field(None, description="Return at once and run the search without a connection.")
     previous_response_id: str | None = Field(
@@ -187,7 +188,7 @@ class ResponsesRequest(Body):
         None, max_length=MAX_METADATA, description="Up to 16 pairs of strings, returned with the response."
     )
     include: list[Includable] | None = Field(
-        None, description="Additional output; only message.output_text.logprobs has any."
+        None, description="Additional output; only message.output_text.logprobs has an effect."
     )
     top_logprobs: int | None = Field(
         None, ge=0, le=1, description="Only 0: alternatives to the tokens are not reported."
@@ -205,9 +206,11 @@ class ResponsesRequest(Body):
         None, max_length=MAX_TOOLS, description="Functions that the model may ask the client to call."
     )
     tool_choice: FunctionChoice | None = Field(
-        None, description="auto (the default), required or one function; with none the model is told of no tools."
+        None,
+        description="auto (the default); required, or one function: the reply is a call of it; none: the prompt has no "
+        "tools.",
     )
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call.")
+    parallel_tool_calls: bool | None = Field(None, description="With false, the reply has at most one call.")
     search: dict[str, Any] | None = None
 
     @classmethod

@@ -69,13 +69,16 @@ class MCTS(Strategy):
         None,
         ge=0.0,
         le=1.0,
-        description="Stop at the first solution with this score, even if a better one might follow.",
+        description="Stop at the first solution with at least this score. A better one might have followed.",
     )
     accept_margin: float = Field(
         0.0, ge=0.0, le=1.0, description="Lead that this solution must have over all solutions with another text."
     )
     reject: float | None = Field(
-        None, ge=0.0, le=1.0, description="Stop when no open path has this score, even if one might still recover."
+        None,
+        ge=0.0,
+        le=1.0,
+        description="Stop when every open path scores less than this. One of them might have recovered.",
     )
 
     @property

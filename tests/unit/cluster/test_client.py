@@ -271,7 +271,7 @@ class TestProxies:
             ("HTTP_PROXY", "socks4://127.0.0.1:9", "HTTP_PROXY cannot be used: Unknown scheme"),
             ("https_proxy", "http://[::1", "HTTPS_PROXY cannot be used: Invalid IPv6"),
             ("ALL_PROXY", "http://127.0.0.1:99999", "ALL_PROXY cannot be used: Port out of range"),
-            ("NO_PROXY", "localhost,[::1]", r"NO_PROXY cannot be used: .*IPv6 addresses stand there without brackets"),
+            ("NO_PROXY", "localhost,[::1]", r"NO_PROXY cannot be used: .*IPv6 addresses are written without brackets"),
             ("no_proxy", "fe80::/10", "NO_PROXY cannot be used: .*without brackets, port and prefix length"),
         ],
     )

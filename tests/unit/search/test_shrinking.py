@@ -311,7 +311,7 @@ def test_mandatory_branches_cannot_be_given_back() -> None:
                 yield given_back(expansion, 0)
 
         bench.generator.expand = nothing  # type: ignore[method-assign]
-        with pytest.raises(GeneratorError, match="1 branches unwritten"):
+        with pytest.raises(GeneratorError, match="1 unfinished branches"):
             await bench.search({"strategy": "best_of_n", "n": 4})
         bench.check_idle()
 
