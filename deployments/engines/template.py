@@ -182,6 +182,8 @@ class _Popen(popen_forkserver.Popen):
                 raise TemplateLost("the template process does not answer")
             self.pid = forkserver.read_signed(self._status)
             self.sentinel = os.pidfd_open(self.pid)
+        except ProcessLookupError as error:
+            raise TemplateLost("a forked process ended without a result") from error
         except (OSError, EOFError) as error:
             raise TemplateLost(f"the template process ended: {error}") from error
         kept.append(self.sentinel)

@@ -252,7 +252,7 @@ class WriteAhead:
                 self._forget(known)  # it asks for other children now
             yield None
             return
-        began, kind = time.monotonic(), request.stop_condition
+        loop, began, kind = asyncio.get_running_loop(), time.monotonic(), request.stop_condition
         search = self._searches.setdefault(request.search_id, SearchAhead(self, request.search_id))
         if search.call_ended is not None:
             self._turn_s[kind] = _averaged(self._turn_s[kind], began - search.call_ended)
@@ -260,12 +260,14 @@ class WriteAhead:
         try:
             yield search
         except BaseException:
-            self._forget(search)
+            search.close()
+            # A search that has its answer may leave its last call before the end. It asks for its tokens afterwards.
+            search.ended(loop.call_later(LEAST_LINGER_S, self._forget, search))
             raise
         if kind is StopCondition.STEP:
             self.call_s = _averaged(self.call_s, time.monotonic() - began)
         linger_s = min(max(LINGER_TURNS * self._turn_s[kind], LEAST_LINGER_S), MOST_LINGER_S)
-        search.ended(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
+        search.ended(loop.call_later(linger_s, self._forget, search))
 
     @property
     def waits(self) -> bool:

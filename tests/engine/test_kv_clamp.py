@@ -250,7 +250,7 @@ async def test_a_path_larger_than_all_kv_memory_is_refused_naming_the_setting(
 async def test_another_model_is_refused(small: GenerationEngine) -> None:
     request = solutions(small, 1, "other model")
     assert len(await token_ids(small, request._replace(model=small._settings.served_name))) == 1
-    with pytest.raises(GeneratorRefused, match="has the model 'banyan-arithmetic', not 'other'"):
+    with pytest.raises(GeneratorRefused, match="serves the model 'banyan-arithmetic', not 'other'"):
         await token_ids(small, request._replace(model="other"))
 
 

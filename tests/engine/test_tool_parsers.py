@@ -57,7 +57,7 @@ def test_no_parser_reads_marks_that_texts_lack() -> None:
     tokenizer.add_tokens(["<tool_call>"], special_tokens=True)
     tokenizer.chat_template = HERMES
     assert tool_parser_name(tokenizer) is None
-    with pytest.raises(ToolParserError, match="hermes reads <tool_call>, a special token"):
+    with pytest.raises(ToolParserError, match="hermes looks for <tool_call>, a special token"):
         CallParser("hermes", tokenizer)
 
 

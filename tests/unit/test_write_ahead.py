@@ -805,15 +805,17 @@ def test_the_last_solutions_say_how_many_were_begun(clock: Clock) -> None:
     assert call.ahead.samples_at_last() == 7
 
 
-async def test_a_search_that_has_ended_gives_everything_up_and_learns_its_tokens() -> None:
-    """Those that the engine has finished, and those that it is still writing."""
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_search_that_has_ended_gives_everything_up_and_learns_its_tokens(leaves: bool) -> None:
+    """Those that the engine has finished, and those that it is still writing. ``leaves``: the search has its answer
+    before its last call has ended."""
     with clocked() as clock:
         engine = Engine(clock)
         call = solutions(engine, range(4))
         engine.start()
         engine.finish(engine.begun[0], tokens=5)
         call.write()
-        call.end()
+        call.close() if leaves else call.end()
         waited: list[int] = []
 
         async def aborted() -> None:
