@@ -37,8 +37,8 @@ test-engine: setup-dev ## the tests with real vLLM engines, in two processes; AR
 test-cache: setup-dev ## the tests with LMCache between engines, in three processes, since they wait half of the time; not beside others
 	$(PYTEST) tests/cache --numprocesses 3 --dist loadfile $(ARGS)
 
-test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP, in two processes; ARGS='-n 0' for one
-	$(PYTEST) tests/serve --numprocesses 2 --dist loadscope $(ARGS)
+test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP
+	$(PYTEST) tests/serve $(ARGS)
 
 test-faults: setup-dev ## what dies, hangs, attacks and leaves, at length: an hour
 	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 -m '' $(ARGS)
