@@ -34,8 +34,8 @@ test-unit: setup-dev ## the tests that start no engine, in two processes; ARGS='
 test-engine: setup-dev ## the tests with real vLLM engines, in two processes; ARGS='-n 0' for one
 	$(PYTEST) tests/engine --numprocesses 2 --dist loadfile $(ARGS)
 
-test-cache: setup-dev ## the tests with LMCache between engines, in three processes, since they wait half of the time; not beside others
-	$(PYTEST) tests/cache --numprocesses 3 --dist loadfile $(ARGS)
+test-cache: setup-dev ## the tests with LMCache between engines; not beside others, which would starve its servers
+	$(PYTEST) tests/cache --numprocesses 2 --dist loadfile $(ARGS)
 
 test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)

@@ -18,7 +18,7 @@ SETTINGS = CacheSettings(
     chunk_size=BLOCK,
     store="prefilled",
     least_tokens=BLOCK,
-    heartbeat_interval_s=3.0,
+    heartbeat_interval_s=5.0,
 )
 WAIT_S = 180.0
 
