@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from deployments.config import GeneratorSettings
 from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.request_queue import RequestQueue
 from search.answers.equivalence import AnswerMatcher
 from search.ports import (
     Branch,
@@ -223,7 +224,11 @@ SEARCHES: Sequence[dict[str, Any]] = (
 )
 
 
-async def test_trees_of_thinking_searches_are_the_same_with_writing_ahead_and_beside_others(thinker: Thinker) -> None:
+async def test_trees_of_thinking_searches_are_the_same_with_writing_ahead_and_beside_others(
+    thinker: Thinker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Otherwise little is begun as soon as several searches run.
+    monkeypatch.setattr(RequestQueue, "demand", property(lambda queue: 0))
     matcher = AnswerMatcher()
     await matcher.start()
 
