@@ -181,12 +181,11 @@ class _Popen(popen_forkserver.Popen):
             if not select.select([self._status], [], [], FORK_S)[0]:
                 raise TemplateLost("the template process does not answer")
             self.pid = forkserver.read_signed(self._status)
-            self.sentinel = os.pidfd_open(self.pid)
-        except ProcessLookupError as error:
-            raise TemplateLost("a forked process ended without a result") from error
+            with suppress(ProcessLookupError):  # it has ended already: its exit status tells so
+                self.sentinel = os.pidfd_open(self.pid)
+                kept.append(self.sentinel)
         except (OSError, EOFError) as error:
             raise TemplateLost(f"the template process ended: {error}") from error
-        kept.append(self.sentinel)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:

@@ -153,6 +153,23 @@ def test_a_call_returns_its_result_or_its_error(shared: Template, monkeypatch: p
         shared.call(lambda: os._exit(3))
 
 
+def test_a_process_that_has_ended_before_it_is_watched_is_not_taken_for_the_templates_end(
+    shared: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has no pidfd for a process that its parent has waited for."""
+
+    def pidfd_open(pid: int) -> int:
+        raise ProcessLookupError(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+    process = shared.Process(target=os._exit, args=(3,))
+    process.start()
+    process.join(GONE_S)
+    assert process.exitcode == 3
+    with pytest.raises(TemplateLost, match="without a result"):
+        shared.call(lambda: os._exit(3))
+
+
 def test_without_a_directory_of_ones_own_there_is_no_template(
     generator_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
