@@ -129,8 +129,7 @@ def first_segment(task: Task) -> Segment:
     limit = min(task.max_tokens, task.room)
     if thought is None:
         return Segment(task.until, limit, grammar=task.grammar)
-    apart = thought.closes or task.grammar
-    if task.until is Until.SOLUTION and not apart:
+    if task.until is Until.SOLUTION and not thought.is_apart(task.grammar):
         return Segment(Until.SOLUTION, limit)  # Its thought is told from its steps when all is written.
     opening = () if thought.opened else marks.opening
     if not thought.max_tokens:
@@ -141,8 +140,7 @@ def first_segment(task: Task) -> Segment:
 
 
 def following(draft: Draft, ending: Ending) -> Segment | None:
-    """The segment behind those of ``draft``, of which the last one has ended; None if the branch is done, or has no
-    token left."""
+    """The next segment of ``draft``, whose last one has ended; None if the branch is done or has no tokens left."""
     task, segment = draft.task, draft.segment
     size, written = len(draft.token_ids), draft.written
     if segment.until is Until.THOUGHT:
@@ -164,8 +162,8 @@ def following(draft: Draft, ending: Ending) -> Segment | None:
 
 
 def _thought(task: Task, given: tuple[int, ...], size: int, written: int) -> Segment:
-    """A thought behind ``size`` tokens, of which the model wrote ``written``. If it is closed where it is cut off, it
-    leaves room for the closing tokens and one of the solution."""
+    """A thought after the branch's first ``size`` tokens, of which the model generated ``written``. If a thought that
+    is cut off is closed, its limit leaves room for the closing tokens and one token of the solution."""
     assert task.thought is not None
     room, tokens, closes = task.room - size - len(given), task.max_tokens - written, task.thought.closes
     if closes:
@@ -177,7 +175,7 @@ def _thought(task: Task, given: tuple[int, ...], size: int, written: int) -> Seg
 
 
 def _solution(task: Task, given: tuple[int, ...], size: int, written: int) -> Segment:
-    """The solution behind a thought of ``size`` tokens, of which the model wrote ``written``."""
+    """The solution after a thought of ``size`` tokens, of which the model generated ``written``."""
     assert task.thought is not None
     limit = min(task.thought.solution_tokens, task.max_tokens - written, task.room - size - len(given))
     return Segment(task.until, limit, given, task.grammar, behind_thought=True)

@@ -515,6 +515,7 @@ class _Search:
         sampling = self._strategy.sampling
         if branches[0].is_lookahead:  # They are written greedily.
             sampling = sampling._replace(temperature=0.0)
+        thought = self._thought(branches)
         return ExpandRequest(
             self._search_id,
             await expand_items(branches, self._limits.prompt, self._seed),
@@ -526,8 +527,8 @@ class _Search:
             self._cache_salt,
             self._model,
             json_schema=self._json_schema,
-            ahead=self._ahead(branches),
-            thought=self._thought(branches),
+            ahead=self._ahead(branches, thought),
+            thought=thought,
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:
@@ -550,15 +551,14 @@ class _Search:
                 async for group in stream:
                     self._cost.unused_tokens += group.unused_tokens
 
-    def _ahead(self, branches: Branches) -> Ahead | AheadSamples | None:
+    def _ahead(self, branches: Branches, thought: ThoughtRequest | None) -> Ahead | AheadSamples | None:
         """What the generator has to know to write children of these ahead; None if none are to be expected."""
         if branches[0].is_lookahead:
             return None
         if (request := requested(branches[0])).whole:
             later = self._strategy.later_samples(self._tree)
-            thought = self._thought(branches)
-            apart = thought is not None and (thought.closes or not thought.max_tokens or bool(self._json_schema))
-            if later is None or apart:  # Where the thought is a segment of its own, what follows it is not known yet.
+            apart = thought is not None and thought.is_apart(bool(self._json_schema))
+            if later is None or apart:  # How such a solution continues depends on its thought.
                 return None
             fitting = int(min(later, self._meter.tokens.remaining / request.tokens))
             return AheadSamples(self._seed, self._tree.root.asked, fitting, request.tokens)
