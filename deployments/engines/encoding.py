@@ -196,11 +196,7 @@ class ChatEncoder:
 
     @cached_property
     def _writes_no_marks(self) -> bool:
-        kept = self.marks.tokens if self.marks and self.marks.tokens else ()
-        return any(
-            details.special and token not in kept and has_marks(details.content)
-            for token, details in self._added.items()
-        )
+        return any(map(has_marks, self._special.texts))
 
     def thought_is_over(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends behind a thought, as where the template is told that there is to be no thinking."""

@@ -169,7 +169,7 @@ def completion(head: Head, outcome: SearchOutcome) -> Json:
                     "content": choice.content,
                     **_reasoning(choice.thinking),
                     "refusal": None,
-                    **({"tool_calls": [_call(*call) for call in choice.calls]} if choice.calls else {}),
+                    **({"tool_calls": [call_of(*call) for call in choice.calls]} if choice.calls else {}),
                 },
                 **_answer_and_score(choice),
                 "logprobs": _logprobs(choice),
@@ -234,7 +234,7 @@ class Chunks:
                 yield self._chunk(index, {**role, "content": choice.content}, logprobs=logprobs)
                 logprobs = None
             for number, (call_id, name, arguments) in enumerate(choice.calls):
-                begun = {"index": number, **_call(call_id, name, "")}
+                begun = {"index": number, **call_of(call_id, name, "")}
                 yield self._chunk(index, {"tool_calls": [begun]}, logprobs=logprobs)
                 logprobs = None
                 for piece in pieces(arguments):
@@ -265,7 +265,8 @@ def _reasoning(text: str | None) -> Json:
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _call(call_id: str, name: str, arguments: str) -> Json:
+def call_of(call_id: str, name: str, arguments: str) -> Json:
+    """A tool call in a chat's shape."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

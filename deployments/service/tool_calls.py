@@ -165,12 +165,11 @@ class WrittenCalls(CallReader):
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
             said = self._said[text] = self._said.get(text) or self._kept(await self._read(text[parts(text).start :]))
-            if said.calls:
-                alike.setdefault(calls_answer(said.calls, self._wanted.exclude_arguments), []).append(index)
-            elif (answer := self._shared.extract_answer(said.content)) is not None:
-                others[index] = answer
+            answer = self._answer(text)
+            if answer is None or said.calls:
+                alike.setdefault(said if answer is None else answer, []).append(index)
             else:
-                alike.setdefault(said, []).append(index)
+                others[index] = answer
         indices = list(others)
         read = await self._shared.matcher.grouping(list(others.values()), wait_s)
         groups = [*alike.values(), *([indices[member] for member in group] for group in read.groups)]
@@ -185,11 +184,9 @@ class WrittenCalls(CallReader):
 
     def _answer(self, text: str) -> str | None:
         said = self._said[text]
-        return (
-            calls_answer(said.calls, self._wanted.exclude_arguments)
-            if said.calls
-            else self._shared.extract_answer(said.content)
-        )
+        if said.calls:
+            return calls_answer(said.calls, self._wanted.exclude_arguments)
+        return self._shared.extract_answer(said.content)
 
 
 class ForcedCalls(CallReader):

@@ -9,10 +9,9 @@ from sse_starlette import ServerSentEvent
 
 from deployments.admission.errors import BadRequest
 from deployments.http.errors import api_error
-from deployments.http.replies import Json
+from deployments.http.replies import Json, call_of
 from deployments.http.responses.reply import ResponseEvents, ended_response, search_id_of
 from deployments.http.responses.schema import Turn
-from deployments.http.responses.tools import call_of
 from deployments.http.searches.stored_searches import events_and_end
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import sse

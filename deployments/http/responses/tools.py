@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from deployments.http.chat.tools import NAME, kind_of_choice
 from deployments.http.json_body import TAG, Body, Unread
+from deployments.http.replies import call_of
 
 Json = dict[str, Any]
 
@@ -79,11 +80,6 @@ class OutputItem(Body):
         """The same as a message of a chat."""
         text = self.output if isinstance(self.output, str) else "\n".join(part.text for part in self.output)
         return {"role": "tool", "content": text, "tool_call_id": self.call_id}
-
-
-def call_of(call_id: str, name: str, arguments: str) -> Json:
-    """Returns a call in a chat's shape."""
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 class Placed(NamedTuple):

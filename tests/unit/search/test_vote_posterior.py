@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import product
@@ -85,6 +85,22 @@ def test_the_probability_is_that_of_all_sequences_of_missing_samples(
     assert [chance for chance, _ in found] == sorted((chance for chance, _ in found), reverse=True)
 
 
+def chance_to_win(seen: list[Sample], missing: int, weight: Callable[[str | None], float]) -> Fraction:
+    """The probability that the leader among the samples seen still leads with the missing ones, weighted by answer."""
+    leader = winner(seen)
+    counts: dict[str | None, int] = {"unseen": UNSEEN}
+    for answer, _ in seen:
+        counts[answer] = counts.get(answer, 0) + 1
+    return sum(
+        (
+            chance
+            for drawn, chance in all_drawn(counts, missing)
+            if winner([*seen, *((answer, weight(answer)) for answer in drawn)]) == leader
+        ),
+        Fraction(0),
+    )
+
+
 SEEN = st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.just(1.0)), min_size=1, max_size=7)
 
 
@@ -95,14 +111,7 @@ def test_a_vote_by_count_is_decided_if_the_leader_wins_with_that_probability(
 ) -> None:
     """Ties included: the answer that came first wins them."""
     leader = winner(seen)
-    counts: dict[str | None, int] = {"unseen": UNSEEN}
-    for answer, _ in seen:
-        counts[answer] = counts.get(answer, 0) + 1
-    wins = sum(
-        chance
-        for drawn, chance in all_drawn(counts, missing)
-        if winner([*seen, *((answer, 1.0) for answer in drawn)]) == leader
-    )
+    wins = chance_to_win(seen, missing, lambda answer: 1.0)
     if abs(float(wins) - (1 - risk)) > 1e-9:
         expected = leader is not None and wins >= 1 - risk
         assert is_decided(*standings_of(seen), missing, risk, weighted=False) == expected
@@ -133,14 +142,7 @@ def test_a_weighted_vote_is_decided_if_the_worst_weights_change_it_rarely_enough
     if not is_decided(*standings_of(seen), missing, risk, weighted=True):
         return
     leader = winner(seen)
-    counts: dict[str | None, int] = {"unseen": UNSEEN}
-    for answer, _ in seen:
-        counts[answer] = counts.get(answer, 0) + 1
-    wins = sum(
-        chance
-        for drawn, chance in all_drawn(counts, missing)
-        if winner([*seen, *((answer, float(answer != leader)) for answer in drawn)]) == leader
-    )
+    wins = chance_to_win(seen, missing, lambda answer: float(answer != leader))
     assert wins >= 1 - risk - 1e-9
 
 
