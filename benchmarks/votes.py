@@ -4,7 +4,7 @@
 
 The two sides, all solutions at once and `risk`, take turns on the same problems and seeds, in pairs, and the side that
 goes first alternates. Each side has an API key of its own, so that neither finds what the other computed. Tokens
-include those that were written ahead for nothing.
+include tokens written ahead that no search requested.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Vote(NamedTuple):
     tokens: int
     """Generated ones that arrived."""
     unused_tokens: int
-    """Written ahead for nothing."""
+    """Written ahead and never requested."""
 
 
 class Turn(NamedTuple):

@@ -25,7 +25,7 @@ PROCESSES = (2, 4)
 MOST_TASKS = 128
 """Tasks of one turn."""
 COMPARED = 20
-"""Number of problems whose results are compared: those that lock step solved last, some of them one at a time."""
+"""Number of problems whose results are compared: the last ones that lock step solved, some of them one at a time."""
 
 
 FINISHED = {"finished": True}

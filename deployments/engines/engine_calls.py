@@ -62,8 +62,7 @@ class EngineCall(Generic[Label]):
         self._on_discard = on_discard
         self._aborts = Aborts(engine)
         self._requests: OrderedDict[EngineRequest, None] = OrderedDict()
-        """Requests that were not taken yet: those that have ended, the newest ending first, and behind them the
-        others."""
+        """Requests not taken yet: first the ended ones, the last to end at the front, then the unfinished ones."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
         self._alone = alone

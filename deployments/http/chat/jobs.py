@@ -264,9 +264,8 @@ class Jobs:
             message = f"{len(given)} prompts x {width} beams x {body.max_tokens} tokens are {total_tokens} tokens"
             raise BadRequest(f"{message}; at most {limits.tokens} are allowed here", "max_tokens", "above_limit")
         encoded: list[tuple[int, ...]] = []
-        for index, (path, text) in enumerate(
-            given
-        ):  # the first that does not fit ends it: tokenizing a megabyte takes 1 s
+        # The first prompt that does not fit ends it: tokenizing a megabyte takes 1 s.
+        for index, (path, text) in enumerate(given):
             prompt = self._encoded(path, text)
             if len(prompt) + body.max_tokens > self._context:
                 fault = f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for"

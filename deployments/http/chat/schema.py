@@ -309,7 +309,7 @@ class ChatRequest(Body):
             raise BadRequest("the message is empty", f"messages.{last}.content")
 
     def _check_tools(self) -> None:
-        """Checks what messages have of tools, and what is asked of the tools.
+        """Checks the tool calls and results in the messages, and ``tool_choice`` against the tools.
 
         Raises:
             BadRequest: a call or a result is not where it belongs, a tool is named twice, or no tool can be called.
