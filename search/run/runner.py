@@ -28,6 +28,7 @@ from search.ports import (
     ThoughtRequest,
 )
 from search.run.answer_selection import answering_paths, best_open_path, select_answer
+from search.run.bill import path_tokens, sample_tokens
 from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVUsage
 from search.run.path_limits import PathLimits
@@ -265,6 +266,7 @@ class _Search:
             ends = [await self._best_open_path(reason)]
         wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
         selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike)
+        sample = await sample_tokens(ends, self._tree, self._strategy, alike)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,
@@ -273,7 +275,7 @@ class _Search:
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
             degraded=self._tree.degraded,
-            cost=await self._counted(selection),
+            cost=await self._counted(selection, sample),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -363,13 +365,13 @@ class _Search:
 
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
-        missing = len(branches)
+        missing, began = len(branches), self._meter.seconds.usage
         self._cost.expand_calls += 1
         try:
             request = await self._expand_request(branches, first_steps)
             async with _closing(self._generator.expand(request)) as stream:
                 async for arrived in stream:
-                    missing -= await self._take(group, arrived)
+                    missing -= await self._take(group, arrived, self._meter.seconds.usage - began)
                     if not missing:
                         self._leave_to_end()
             if missing:
@@ -382,9 +384,9 @@ class _Search:
         finally:
             self._received.set()
 
-    async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup) -> int:
-        """Enters arrived children into the tree and queues their steps for scoring. Returns the number of branches that
-        the tree waited for."""
+    async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup, seconds: float) -> int:
+        """Enters children that arrived ``seconds`` after their call was made into the tree, and queues their steps for
+        scoring. Returns the number of branches that the tree waited for."""
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
@@ -392,7 +394,7 @@ class _Search:
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
-            nodes = self._results.receive(child)
+            nodes = self._results.receive(child, seconds)
             if nodes is not None:
                 taken += 1
             if nodes:
@@ -612,7 +614,7 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _counted(self, selection: AnswerSelection[Node]) -> SearchCost:
+    async def _counted(self, selection: AnswerSelection[Node], sample_tokens: float) -> SearchCost:
         """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:
@@ -621,7 +623,11 @@ class _Search:
             cost.kv_node_tokens_peak, cost.kv_node_tokens_sum = usage.by_node.peak, usage.by_node.sum
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
-        cost.answer_tokens = sum(step.written_tokens for node in selection.node.path if (step := node.written_step))
+        cost.answer_tokens = path_tokens(selection.node)
+        cost.prompt_tokens = len(self._limits.prompt)
+        cost.sample_tokens = round(sample_tokens, 1)
+        cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
+        cost.add_up()
         cost.seconds = self._meter.seconds.usage
         return cost
 
