@@ -77,6 +77,22 @@ SEARCHES = _counter(
     "degraded",
 )
 SEARCH_SECONDS = _histogram(_C, "search_seconds", "Duration of a search, whatever its ending", "strategy")
+COST_TOKENS = _counter(
+    _C,
+    "search_cost_tokens_total",
+    "Tokens of searches that have an answer, by kind (read, without those from caches, or written) and by subject: "
+    "those of the search, or those that one sample would have taken",
+    "strategy",
+    "subject",
+    "kind",
+)
+COST_SECONDS = _counter(
+    _C,
+    "search_cost_seconds_total",
+    "Duration of searches that have an answer, by subject: that of the search, or that of one sample",
+    "strategy",
+    "subject",
+)
 SEARCH_ROUNDS = _counter(
     _C, "search_rounds_total", "Rounds of searches: decisions of a strategy that led to generator calls", "strategy"
 )
