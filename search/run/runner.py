@@ -118,31 +118,24 @@ async def run_search(
 
     Raises:
         PromptTooLong: the context has no room for a single token after the prompt.
+        BudgetTooSmall: see `check_budget`.
         LimitReached: a limit was reached before there was a path to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
         ScorerError: the scorer failed and the environment's ``fallback`` is ``fail``.
         HookError: the step hook failed and its fallback is ``fail``.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
-    context_tokens = environment.context_tokens
-    if len(prompt) >= context_tokens:
-        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
-    context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
-    scores_solutions = bool(context) and not environment.scores_thinking
-    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
-        context = 0  # The solution has begun.
-    limits = PathLimits(
-        tuple(prompt),
-        context_tokens,
-        settings.max_path_tokens,
-        settings.strategy.max_depth,
-        settings.thinking_tokens if context else 0,
-        context,
-    )
+    if len(prompt) >= environment.context_tokens:
+        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {environment.context_tokens}")
+    thinks = bool(environment.thinking_context) and settings.thinking is Thinking.WHOLE
+    scores_solutions = thinks and not environment.scores_thinking
+    limits = _path_limits(prompt, settings, environment, prefill, open_thought)
     grown = SearchTree() if tree is None else tree
+    if not len(grown):
+        check_budget(prompt, settings, environment, prefill=prefill, open_thought=open_thought)
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
-    grown.open_thought = "" if json_schema and not context else open_thought
+    grown.open_thought = "" if json_schema and not limits.thinking_context else open_thought
     grown.scores_solutions = scores_solutions
     grown.answers_without_thought = bool(json_schema)
     search = _Search(
@@ -156,6 +149,49 @@ async def run_search(
         return await search.conclude(reason)
     finally:
         search.forget_errors()
+
+
+def check_budget(
+    prompt: Sequence[int],
+    settings: SearchSettings,
+    environment: SearchEnvironment,
+    *,
+    prefill: Prefill = NO_PREFILL,
+    open_thought: str = "",
+) -> None:
+    """Checks that ``budget.total_tokens`` suffices for the prompt and the whole first round, each branch of which may
+    become as long as it is allowed to, and for what the search keeps to finish a path. The arguments are those of
+    `run_search`.
+
+    Raises:
+        BudgetTooSmall: it does not.
+    """
+    budget = settings.budget
+    if (total := budget.total_tokens) is None or (budget.tokens is not None and len(prompt) + budget.tokens <= total):
+        return
+    limits = _path_limits(prompt, settings, environment, prefill, open_thought)
+    tree = SearchTree()
+    Planner(tree, settings, limits, BudgetMeter(budget)).check_fits(settings.strategy.select(tree), total)
+
+
+def _path_limits(
+    prompt: Sequence[int],
+    settings: SearchSettings,
+    environment: SearchEnvironment,
+    prefill: Prefill,
+    open_thought: str,
+) -> PathLimits:
+    context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
+    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
+        context = 0  # The solution has begun.
+    return PathLimits(
+        tuple(prompt),
+        environment.context_tokens,
+        settings.max_path_tokens,
+        settings.strategy.max_depth,
+        settings.thinking_tokens if context else 0,
+        context,
+    )
 
 
 class _Search:
@@ -205,7 +241,7 @@ class _Search:
         if json_schema:
             tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
-        self._meter = BudgetMeter(settings.budget)
+        self._meter = BudgetMeter(settings.budget.generated(len(limits.prompt)))
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
         self._closes_thoughts = settings.budget.thinking is not None
