@@ -44,7 +44,7 @@ def test_paths_of_the_same_text_count_as_often_as_they_vote() -> None:
     assert outcome.cost.sample_tokens == pytest.approx(float(expected), abs=0.05)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SEARCHES, st.integers(0, 3))
 def test_a_sample_is_as_long_as_some_path_and_cheaper_than_the_search(settings: dict[str, Any], order: int) -> None:
     _, outcome = search(settings, order, variety=4)

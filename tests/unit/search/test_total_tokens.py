@@ -35,7 +35,7 @@ def refused(settings: dict[str, Any]) -> BudgetTooSmall:
     return asyncio.run(main())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SEARCHES, st.integers(0, 30))
 def test_it_is_refused_exactly_if_the_first_round_might_not_fit(settings: dict[str, Any], more: int) -> None:
     """What the error names as fitting fits: the first round is then that of the search without a budget."""
