@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
@@ -152,6 +153,7 @@ async def run_search(
             reason = await search.grow()
         finally:
             search.give_up()
+            await search.give_up_ahead()
         return await search.conclude(reason)
     finally:
         search.forget_errors()
@@ -246,6 +248,14 @@ class _Search:
         for node in self._tree.live:
             self._tree.fail(node)
 
+    async def give_up_ahead(self) -> None:
+        """Has the generator give up the solutions that it has begun ahead, however the search ended, and counts their
+        tokens. Waits ``GIVE_UP_S`` at most."""
+        if self._samples_ahead:
+            # In an empty context: Serve cancels the calls of a request that was cancelled.
+            releasing = asyncio.create_task(self._release_ahead(), context=Context())
+            await asyncio.wait({releasing})  # If it is cancelled meanwhile, the task still ends by itself.
+
     def forget_errors(self) -> None:
         """Drops the stored exceptions. Their tracebacks refer back to this search: a reference cycle that would keep
         the tree alive until the garbage collector runs."""
@@ -254,8 +264,6 @@ class _Search:
     async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome: answered by the candidates, or without a finished one by the paths that were finished with the
         rest of the budget, or by the best unfinished path."""
-        if self._samples_ahead:
-            await self._give_up_ahead()
         candidates = self._strategy.candidates(self._tree)
         ends = await answering_paths(candidates, self._tree)
         alike = ends is not candidates
@@ -541,13 +549,11 @@ class _Search:
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
-    async def _give_up_ahead(self) -> None:
-        """Has the generator give up the solutions that it has begun ahead, and counts their tokens."""
-        deadline_s = min(GIVE_UP_S, self._deadline_s())
+    async def _release_ahead(self) -> None:
         sampling, condition = self._strategy.sampling, StopCondition.SOLUTION
-        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, deadline_s)
+        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, GIVE_UP_S)
         with suppress(GeneratorError, TimeoutError):
-            async with asyncio.timeout(deadline_s), _closing(self._generator.expand(request)) as stream:
+            async with asyncio.timeout(GIVE_UP_S), _closing(self._generator.expand(request)) as stream:
                 async for group in stream:
                     self._cost.unused_tokens += group.unused_tokens
 
