@@ -94,6 +94,7 @@ class SearchTelemetry:
         self.metrics.observe(catalog.SEARCH_SECONDS, record.seconds, record.strategy)
         self.metrics.add(catalog.SEARCH_ROUNDS, record.rounds, record.strategy)
         self.metrics.add(catalog.STEPS_REPEATED, repeated)
+        self.metrics.add(catalog.PATHS_WANDERING, record.cost.wandering_paths)
         if self._traces is not None:
             self._traces.end(record)
         if self._log is not None:

@@ -349,6 +349,7 @@ class _Search:
         self._strategy.observe(self._tree, arrived)
         pruned, self._tree.newly_pruned = self._tree.newly_pruned, []
         if pruned:
+            self._cost.wandering_paths += sum(node.status is NodeStatus.WANDERING for node in pruned)
             ids = tuple(node.id for node in pruned)
             self._emit(StepsPruned(ids, self._cost.generated_tokens, len(self._tree)))
 
@@ -357,6 +358,7 @@ class _Search:
         calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         self._cost.thinking_tokens = sum(node.step.thinking_tokens for node in self._tree.nodes if node.step)
+        self._cost.wandering_paths = sum(node.status is NodeStatus.WANDERING for node in self._tree.nodes)
         await self._round_begins(calls)
         for branches in calls:
             self._start(group, self._expand, group, branches, False)
