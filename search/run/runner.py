@@ -373,7 +373,7 @@ class _Search:
 
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
-        missing = len(branches)
+        missing, self._tree.unfinished_tokens = len(branches), 0
         self._cost.expand_calls += 1
         try:
             request = await self._expand_request(branches, first_steps)
@@ -399,6 +399,9 @@ class _Search:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
         self._samples_ahead = arrived.samples_ahead
+        if arrived.unfinished_tokens > self._tree.unfinished_tokens:
+            self._tree.unfinished_tokens = arrived.unfinished_tokens
+            self._changed.set()
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
@@ -539,6 +542,7 @@ class _Search:
             json_schema=self._json_schema,
             ahead=self._ahead(branches, thought),
             thought=thought,
+            counts_unfinished=self._strategy.counts_unfinished,
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:

@@ -99,6 +99,8 @@ class SearchTree:
         """Whether an answer is read from the solutions alone, as JSON is, which may spell any mark of a thought."""
         self.scores_solutions = False
         """Whether the reward model reads the solutions alone, without the thinking before them."""
+        self.unfinished_tokens = 0
+        """Least number of tokens of the pending branches, as far as the generator has said so."""
         self.newly_pruned: list[Node] = []
         """Nodes that were pruned since the search took this list, which empties it."""
         self.replays: frozenset[NodeId] | None = None
