@@ -238,6 +238,7 @@ async def test_no_more_solutions_are_written_ahead_than_the_budget_has_tokens_fo
         ({"risk": 0.1, "rounds": [True]}, ("rounds", 0), "integer"),
         ({"risk": 0.1, "rounds": [1] * 257}, ("rounds",), "256"),
         ({"strategy": "best_of_n", "risk": 0.1, "selection": "naive"}, ("risk",), "majority"),
+        ({"strategy": "dvts", "risk": 0.1}, ("risk",), "whole solutions"),
         ({"early_stop": True}, ("early_stop",), "risk"),
         ({"margin": 0.5}, ("margin",), "risk"),
         ({"strategy": "best_of_n", "margin_after": 4}, ("margin_after",), "risk"),
