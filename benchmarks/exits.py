@@ -3,8 +3,9 @@
     python -m benchmarks.exits
     python -m benchmarks.exits --pair heavy --patience 2
 
-Each problem is searched without `patience` and with it, under the same seed. The multiple is the smallest of
-`MULTIPLES` that changes no answer of the validation problems; its figures are those of test problems. The embedded pair
+Each problem is searched without `patience` and with it, under the same seed. The multiple is the one of
+`MULTIPLES` that changes no answer of the validation problems and needs the fewest tokens there, the largest of several;
+its figures are those of test problems. The embedded pair
 runs without engines (`benchmarks.memoized`), the heavy pair, which writes the same texts, on engines in this process:
 give it the multiple that the embedded pair has chosen. Every search is kept in a file as soon as it is done, and a
 second run goes on with that.
@@ -150,7 +151,7 @@ def compared(before: Sequence[Searched], after: Sequence[Searched]) -> dict[str,
 async def measure(
     pair: PairName, done: Searches, validation: int, test: int, in_flight: int, patience: float | None
 ) -> tuple[float, dict[str, Any], dict[str, Any]]:
-    """Chooses the multiple, unless ``patience`` says it, and compares the test problems. Returns the multiple, and the
+    """Chooses the multiple, unless ``patience`` names it, and compares the test problems. Returns the multiple, and the
     comparisons of the validation problems by multiple and of the test problems."""
     async with models_of(pair) as models:
 
@@ -170,9 +171,15 @@ async def measure(
             problems = await searched(Split.VALIDATION, validation, (None, *MULTIPLES))
             before = done.of(problems, None)
             chosen_by = {str(multiple): compared(before, done.of(problems, multiple)) for multiple in MULTIPLES}
-            patience = next((each for each in MULTIPLES if not chosen_by[str(each)]["changed"]), MULTIPLES[-1])
+            patience = chosen(chosen_by)
         problems = await searched(Split.TEST, test, (None, patience))
         return patience, chosen_by, compared(done.of(problems, None), done.of(problems, patience))
+
+
+def chosen(by_multiple: dict[str, Any]) -> float:
+    """Of the multiples that change no answer the one with the fewest tokens; on a tie the largest, which ends least."""
+    harmless = [each for each in MULTIPLES if not by_multiple[str(each)]["changed"]]
+    return min(harmless, key=lambda each: (by_multiple[str(each)]["tokens"]["mean"][1], -each), default=MULTIPLES[-1])
 
 
 def claims_of(pair: PairName, test: dict[str, Any]) -> Iterable[dict[str, Any]]:
@@ -193,12 +200,12 @@ def main(
 ) -> None:
     set_environment()
     done = Searches(rows or Path(f"exits-{pair}.jsonl"))
-    chosen, by_multiple, found = asyncio.run(measure(pair, done, validation, test, in_flight, patience))
+    multiple, by_multiple, found = asyncio.run(measure(pair, done, validation, test, in_flight, patience))
     claims = list(claims_of(pair, found))
-    figures = {"search": SEARCH, "seed": SEED, "pair": pair, "patience": chosen}
+    figures = {"search": SEARCH, "seed": SEED, "pair": pair, "patience": multiple}
     path = write_result(f"exits_{pair}", figures | {"validation": by_multiple, "test": found, "claims": claims})
     show_claims(console, claims)
-    console.print(f"patience {chosen}; kept in {path.relative_to(path.parents[2])}")
+    console.print(f"patience {multiple}; kept in {path.relative_to(path.parents[2])}")
 
 
 if __name__ == "__main__":

@@ -264,12 +264,24 @@ def main(
     _keep("votes", {**asked, "seed": SEED, "searches": searches, "loads": [each.json for each in results]}, claims)
 
 
+class CountedVote(NamedTuple):
+    """One side of a problem whose solutions are counted again."""
+
+    answer: str | None
+    right: bool
+    tokens: int
+
+
 class Counted(NamedTuple):
     """A vote over all solutions of a pool beside one that stops."""
 
     changed: bool
     right: tuple[bool, bool]
     tokens: tuple[int, int]
+
+
+def counted_of(before: CountedVote, after: CountedVote) -> Counted:
+    return Counted(before.answer != after.answer, (before.right, after.right), (before.tokens, after.tokens))
 
 
 @app.command("count")
@@ -320,9 +332,8 @@ async def count_embedded(number: int, n: int, risk: float) -> list[Counted]:
                     outcome = await run_search(problem.text, memo.prompt, settings, memo.environment, search_id="vote")
                     answer = outcome.selection.answer
                     right = answer is not None and await are_same(matcher, problem.answer, answer)
-                    found.append((answer, right, outcome.cost.generated_tokens))
-            (one, *before), (other, *after) = found
-            return Counted(one != other, (before[0], after[0]), (before[1], after[1]))
+                    found.append(CountedVote(answer, right, outcome.cost.generated_tokens))
+            return counted_of(*found)
 
         counted, _ = await solve_all(count, list(islice(draw_problems(Split.TEST, SEED), number)), 16, SEED)
         return counted
@@ -338,14 +349,11 @@ async def count_kept(n: int, risk: float) -> list[Counted]:
             continue
         solutions = [(each["answer"], each["correct"], sum(each["tokens"])) for each in row["solutions"]]
         found = [kept_vote(solutions, SelfConsistency(n=n, risk=own)) for own in (None, risk)]
-        (one, *before), (other, *after) = found
-        counted.append(Counted(one != other, (before[0], after[0]), (before[1], after[1])))
+        counted.append(counted_of(*found))
     return counted
 
 
-def kept_vote(
-    solutions: Sequence[tuple[str | None, bool, int]], strategy: SelfConsistency
-) -> tuple[str | None, bool, int]:
+def kept_vote(solutions: Sequence[tuple[str | None, bool, int]], strategy: SelfConsistency) -> CountedVote:
     """The answer that a vote has, whether it is right, and the tokens of the solutions that it asks for.
 
     Args:
@@ -364,9 +372,9 @@ def kept_vote(
             votes.setdefault(spelling, []).append(node.id[0])
     tokens = sum(tokens for _, _, tokens in solutions[: len(tree)])
     if not votes:
-        return None, False, tokens
+        return CountedVote(None, False, tokens)
     winner, voters = max(votes.items(), key=lambda vote: len(vote[1]))
-    return winner, solutions[voters[0]][1], tokens
+    return CountedVote(winner, solutions[voters[0]][1], tokens)
 
 
 def _keep(name: str, figures: dict[str, Any], claims: list[dict[str, Any]]) -> None:

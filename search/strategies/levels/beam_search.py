@@ -1,7 +1,7 @@
 """Beam search over steps, guided by the process reward of each."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import ClassVar, Literal
@@ -92,13 +92,13 @@ class BeamSearch(LevelSearch):
         if self.patience is None or self.selection is SelectionRule.NAIVE:
             return False
         by_count = self.selection is SelectionRule.MAJORITY
-        weights: Counter[str] = Counter()
+        weights: defaultdict[str, float] = defaultdict(float)
         for node in tree.terminals:
             if node.depth <= depth and (spelling := tree.spelling_of(node)) is not None:
                 score = None if by_count else path_score(node, self.aggregation)
                 weights[spelling] += float(tree.multiplicity(node)) * (1.0 if score is None else score)
         missing = sum(map(tree.multiplicity, kept)) if tree.merges_siblings else self.n - tree.ended(depth)
-        return bool(weights) and 2 * max(weights.values()) - weights.total() > missing + ROUNDING
+        return bool(weights) and 2 * max(weights.values()) - sum(weights.values()) > missing + ROUNDING
 
     def _shares(self, tree: SearchTree, kept: Sequence[Node], depth: int) -> list[int]:
         above = tree.strategy_cache.get((BeamSearch, depth - 1), {})  # That level is complete, so its counts are final.
