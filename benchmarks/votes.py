@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import typer
@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks.engines import solve_all
 from benchmarks.published.__main__ import TEST, pool_file
 from benchmarks.published.engines import MAX_SOLUTION_TOKENS, generator_settings
-from benchmarks.published.problems import chosen_problems
+from benchmarks.published.problems import INSTRUCTION, chosen_problems
 from benchmarks.published.report import TEST_PROBLEMS
 from benchmarks.ratios import Ratio, ratio_with_interval
 from benchmarks.record import claim, show_claims, write_result
@@ -61,14 +61,11 @@ console = Console(stderr=True)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-class Question(Protocol):
+class Question(NamedTuple):
     """A problem of any set."""
 
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def answer(self) -> str: ...
+    text: str
+    answer: str
 
 
 class Vote(NamedTuple):
@@ -216,11 +213,12 @@ def config_of(http: Mapping[str, Any], model: str | None) -> AppConfig:
     return AppConfig.model_validate({"http": http, "generator": generator | {"served_name": SERVED_NAME}})
 
 
-def questions(gsm8k: Path | None, level: int | None) -> Iterator[Question]:
-    """Unseen test problems. Those of GSM8K come after the ones in the pool."""
-    if gsm8k is None:
-        return draw_problems(Split.TEST, SEED, level)
-    return iter(chosen_problems(gsm8k, TEST, 3 * TEST_PROBLEMS)[TEST_PROBLEMS:])
+def questions(gsm8k: Path | None, level: int | None, instruction: str = "") -> Iterator[Question]:
+    """Unseen test problems. Those of GSM8K come after the ones in the pool; ``instruction`` follows the others."""
+    if gsm8k is not None:
+        unseen = chosen_problems(gsm8k, TEST, 3 * TEST_PROBLEMS)[TEST_PROBLEMS:]
+        return (Question(each.text, each.answer) for each in unseen)
+    return (Question(each.text + instruction, each.answer) for each in draw_problems(Split.TEST, SEED, level))
 
 
 @app.callback(invoke_without_command=True)
@@ -253,7 +251,8 @@ def main(
         http = http_for(keys.values(), Path(directory) / "keys")
         with application(config_of(http, model)) as url:
             loads = {in_flight: problems, 1: alone}
-            measured = asyncio.run(measure(url, questions(gsm8k, level), searches, keys, loads, rounds))
+            asked_of = questions(gsm8k, level, INSTRUCTION if model else "")
+            measured = asyncio.run(measure(url, asked_of, searches, keys, loads, rounds))
     results = [Result(load, risk, found, model is None) for load, found in measured]
     claims = [found for result in results for found in result.claims()]
     asked = {
@@ -335,7 +334,7 @@ async def count_embedded(number: int, n: int, risk: float) -> list[Counted]:
                     found.append(CountedVote(answer, right, outcome.cost.generated_tokens))
             return counted_of(*found)
 
-        counted, _ = await solve_all(count, list(islice(draw_problems(Split.TEST, SEED), number)), 16, SEED)
+        counted, _ = await solve_all(count, list(islice(questions(None, None), number)), 16, SEED)
         return counted
     finally:
         matcher.close()

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.votes import config_of, count_kept, kept_vote
+from benchmarks.published.problems import chosen_problems
+from benchmarks.votes import config_of, count_kept, kept_vote, questions
 from search.strategies.solutions.self_consistency import SelfConsistency
 
 SOLUTIONS = [("5", True, 10)] * 4 + [("6", False, 20)] * 3 + [(None, False, 30)] * 2 + [("6", False, 40)] * 7
@@ -35,3 +36,14 @@ async def test_the_kept_pool_is_the_one_of_the_docs() -> None:
 def test_a_published_generator_is_served_with_the_settings_of_its_pool(tmp_path: Path) -> None:
     config = config_of({}, str(tmp_path))
     assert (config.generator.served_name, config.generator.dtype) == ("votes", "bfloat16")
+
+
+def test_problems_are_unseen_ones_of_a_level_or_of_gsm8k(tmp_path: Path) -> None:
+    lines = [f'{{"question": "Q{number}", "answer": "so #### {number}"}}' for number in range(600)]
+    (tmp_path / "test.jsonl").write_text("\n".join(lines))
+    ours = list(questions(tmp_path, None))
+    assert len({each.text for each in ours}) == 400
+    assert not {each.text for each in ours} & {each.text for each in chosen_problems(tmp_path, "test", 200)}
+    first = next(questions(None, 1, " Box it."))
+    assert first.text.endswith(" Box it.")
+    assert first.answer.lstrip("-").isdigit()
