@@ -119,6 +119,9 @@ STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps received from the gen
 STEPS_REPEATED = _counter(
     _C, "steps_repeated_total", "Steps with the same text as a sibling, counted when their search ends"
 )
+PATHS_WANDERING = _counter(
+    _C, "wandering_paths_total", "Paths that beam searches ended because they wandered, counted when their search ends"
+)
 STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps scored by the process reward model")
 HOOK_CALLS = _counter(
     _C,

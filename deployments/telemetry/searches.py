@@ -98,6 +98,7 @@ class SearchTelemetry:
         self.metrics.add(catalog.STEPS_REPEATED, repeated)
         if record.answered:
             self._count_cost(record.strategy, record.cost)
+        self.metrics.add(catalog.PATHS_WANDERING, record.cost.wandering_paths)
         if self._traces is not None:
             self._traces.end(record)
         if self._log is not None:

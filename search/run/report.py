@@ -42,8 +42,9 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking and of the step
-    hook that are 0 are left out of a dump. The bill, what the search cost beside one sample, is known at its end.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking, of
+    wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost beside one sample,
+    is known at its end.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -54,6 +55,8 @@ class SearchCost(BaseModel):
     """Number of ``nodes`` that were written."""
     repeated_steps: int = 0
     """Number of ``nodes`` that repeat a sibling: the same text, written again."""
+    wandering_paths: int = Field(0, exclude_if=_is_zero)
+    """Paths that the strategy ended because they wandered (`search.strategies.levels.beam_search`)."""
     expand_calls: int = 0
     """Calls to the generator."""
     prm_calls: int = 0

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
@@ -146,6 +147,7 @@ async def run_search(
             reason = await search.grow()
         finally:
             search.give_up()
+            await search.give_up_ahead()
         return await search.conclude(reason)
     finally:
         search.forget_errors()
@@ -283,6 +285,14 @@ class _Search:
         for node in self._tree.live:
             self._tree.fail(node)
 
+    async def give_up_ahead(self) -> None:
+        """Has the generator give up the solutions that it has begun ahead, however the search ended, and counts their
+        tokens. Waits ``GIVE_UP_S`` at most."""
+        if self._samples_ahead:
+            # In an empty context: Serve cancels the calls of a request that was cancelled.
+            releasing = asyncio.create_task(self._release_ahead(), context=Context())
+            await asyncio.wait({releasing})  # If it is cancelled meanwhile, the task still ends by itself.
+
     def forget_errors(self) -> None:
         """Drops the stored exceptions. Their tracebacks refer back to this search: a reference cycle that would keep
         the tree alive until the garbage collector runs."""
@@ -291,8 +301,6 @@ class _Search:
     async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome: answered by the candidates, or without a finished one by the paths that were finished with the
         rest of the budget, or by the best unfinished path."""
-        if self._samples_ahead:
-            await self._give_up_ahead()
         candidates = self._strategy.candidates(self._tree)
         ends = await answering_paths(candidates, self._tree)
         alike = ends is not candidates
@@ -379,6 +387,7 @@ class _Search:
         self._strategy.observe(self._tree, arrived)
         pruned, self._tree.newly_pruned = self._tree.newly_pruned, []
         if pruned:
+            self._cost.wandering_paths += sum(node.status is NodeStatus.WANDERING for node in pruned)
             ids = tuple(node.id for node in pruned)
             self._emit(StepsPruned(ids, self._cost.generated_tokens, len(self._tree)))
 
@@ -387,6 +396,7 @@ class _Search:
         calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         self._cost.thinking_tokens = sum(node.step.thinking_tokens for node in self._tree.nodes if node.step)
+        self._cost.wandering_paths = sum(node.status is NodeStatus.WANDERING for node in self._tree.nodes)
         await self._round_begins(calls)
         for branches in calls:
             self._start(group, self._expand, group, branches, False)
@@ -402,6 +412,7 @@ class _Search:
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
         missing, began = len(branches), self._meter.seconds.usage
+        self._tree.unfinished_tokens = 0
         self._cost.expand_calls += 1
         try:
             request = await self._expand_request(branches, first_steps)
@@ -427,6 +438,9 @@ class _Search:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
         self._samples_ahead = arrived.samples_ahead
+        if arrived.unfinished_tokens > self._tree.unfinished_tokens:
+            self._tree.unfinished_tokens = arrived.unfinished_tokens
+            self._changed.set()
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
@@ -567,6 +581,7 @@ class _Search:
             json_schema=self._json_schema,
             ahead=self._ahead(branches, thought),
             thought=thought,
+            counts_unfinished=self._strategy.counts_unfinished,
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:
@@ -579,13 +594,11 @@ class _Search:
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
-    async def _give_up_ahead(self) -> None:
-        """Has the generator give up the solutions that it has begun ahead, and counts their tokens."""
-        deadline_s = min(GIVE_UP_S, self._deadline_s())
+    async def _release_ahead(self) -> None:
         sampling, condition = self._strategy.sampling, StopCondition.SOLUTION
-        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, deadline_s)
+        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, GIVE_UP_S)
         with suppress(GeneratorError, TimeoutError):
-            async with asyncio.timeout(deadline_s), _closing(self._generator.expand(request)) as stream:
+            async with asyncio.timeout(GIVE_UP_S), _closing(self._generator.expand(request)) as stream:
                 async for group in stream:
                     self._cost.unused_tokens += group.unused_tokens
 
