@@ -1,0 +1,180 @@
+"""The verifier that runs programs: rewards and votes by what programs do, in the real sandbox."""
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from deployments.config import AppConfig
+from deployments.engines.rewards import execution_of, parse_prm
+from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
+from deployments.engines.rewards.several import SeveralScorer, SeveralSettings
+from deployments.sandbox import Limits, Sandbox
+from deployments.sandbox.trials import try_program
+from deployments.service.programs import Programs
+from search.answers.checks import Check, Checks, checks_of
+from search.answers.equivalence import AnswerMatcher
+from search.errors import ScorerError
+from search.ports import ScoreItem, ScoreRequest
+from search.run.environment import SearchEnvironment
+from search.tree import SearchTree
+
+CHECKS = Checks("import math\n", (Check("f(1)", "2"), Check("f(2)", "3"), Check("assert f(3) == 4")))
+RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
+HALF = "```python\ndef f(x):\n    return 2\n```"
+ENDLESS = "```python\ndef f(x):\n    while x:\n        pass\n```"
+SETTINGS = ExecutionSettings(program_seconds=0.2)
+
+
+def asked(*paths: tuple[str, ...], ended: bool = True, checks: Checks | None = CHECKS) -> ScoreRequest:
+    items = tuple(ScoreItem(path, len(path), ended) for path in paths)
+    return ScoreRequest("search", "question", items, 20.0, checks=checks)
+
+
+@pytest_asyncio.fixture
+async def scorer() -> AsyncIterator[ExecutionScorer]:
+    made = ExecutionScorer(SETTINGS)
+    await made.start()
+    yield made
+    assert await made.check_integrity() == []
+    made.shutdown()
+
+
+async def test_the_reward_of_a_path_is_the_share_of_checks_that_its_program_passes(scorer: ExecutionScorer) -> None:
+    other = "```python\ndef g(x):\n    return x\n```"
+    broken = "```python\ndef f(x:\n```"
+    helped = "```python\ndef f(x):\n    return x + math.floor(1.5)\n```"
+    rows = await scorer.score(asked((RIGHT,), (HALF,), (other,), (broken,), ("I do not know",), (helped,)))
+    assert rows == [[1.0], [pytest.approx(1 / 3)], [0.0], [0.0], [0.0], [1.0]]
+    assert rows.unsure == frozenset()
+    assert scorer.stats()["calls"] == 5  # The path without a program runs nothing.
+
+
+async def test_a_step_is_scored_once_its_program_is_complete(scorer: ExecutionScorer) -> None:
+    path = ("So:\n\n", "```python\ndef f(x):\n\n", "    return x + 1\n```\n\n", "It adds one.")
+    assert await scorer.score(asked(path)) == [[0.5, 0.5, 1.0, 1.0]]
+    assert await scorer.score(asked(path[:2], ended=False)) == [[0.5, 0.5]]
+    unclosed = (*path[:2], "    return x + 1\n")
+    assert await scorer.score(asked(unclosed)) == [[0.5, 0.5, 1.0]]
+    assert await scorer.score(asked(unclosed, ended=False)) == [[0.5, 0.5, 0.5]]
+    later = ScoreRequest("search", "question", (ScoreItem(path, 1, True), ScoreItem(path[:2], 1)), 20.0, checks=CHECKS)
+    assert await scorer.score(later) == [[1.0], [0.5]]
+
+
+async def test_equal_programs_of_a_request_run_once(scorer: ExecutionScorer) -> None:
+    assert await scorer.score(asked((RIGHT,), (f"Look:\n{RIGHT}\nDone.",), (HALF,))) == [[1.0], [1.0], [1 / 3]]
+    assert scorer.stats()["calls"] == 2
+
+
+async def test_a_program_without_checks_is_worth_whether_it_runs(scorer: ExecutionScorer) -> None:
+    no_checks = Checks()
+    assert await scorer.score(asked((RIGHT,), ("```python\n1 / 0\n```",), checks=no_checks)) == [[1.0], [0.0]]
+    assert await scorer.score(asked((RIGHT, RIGHT), checks=None)) == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("program", "unsure"),
+    [
+        (ENDLESS, True),
+        ("```python\nwhile True:\n    pass\n```", True),
+        ("```python\ndef f(x):\n    return [x] * 10**9\n```", False),
+        ("```python\ndef f(x):\n    return f(x)\n```", False),
+        ("```python\ndef f(x):\n    return open('/etc/passwd').read()\n```", False),
+    ],
+)
+async def test_a_limit_fails_the_checks_that_are_left(scorer: ExecutionScorer, program: str, unsure: bool) -> None:
+    rows = await scorer.score(asked((RIGHT,), (program,)))
+    assert rows == [[1.0], [0.0]]
+    assert rows.unsure == (frozenset({1}) if unsure else frozenset())
+
+
+async def test_a_check_sees_what_earlier_ones_left_and_a_new_program_sees_nothing() -> None:
+    unknown = Check("secret", "Traceback (most recent call last):\nNameError: not defined")
+    checks = Checks(checks=(Check("x = f(1)", ""), Check("x", "2"), unknown))
+    async with Sandbox(1) as sandbox:
+        first = await try_program(sandbox, Limits(), "secret = 1\ndef f(x): return x + secret\n", checks)
+        second = await try_program(sandbox, Limits(), "def f(x): return x + 1\n", checks)
+    assert (first.share, second.share) == (pytest.approx(2 / 3), 1.0)
+
+
+async def test_a_scorer_that_was_not_started_fails(scorer: ExecutionScorer) -> None:
+    with pytest.raises(ScorerError):
+        await ExecutionScorer(SETTINGS).score(asked((RIGHT,)))
+    assert await scorer.canary() > 0
+
+
+@pytest.mark.parametrize(("combine", "right", "half"), [("mean", 0.625, (1 / 3 + 0.25) / 2), ("min", 0.25, 0.25)])
+async def test_a_model_beside_the_verifier_scores_alone_where_nothing_runs(
+    combine: str, right: float, half: float
+) -> None:
+    model = {"prm": {"family": "function", "function": f"{__name__}:quarter"}}
+    given = {"family": "several", "of": [{"prm": SETTINGS.model_dump()}, model], "combine": combine}
+    several = parse_prm(given)
+    assert isinstance(several, SeveralSettings)
+    assert execution_of(several) == SETTINGS
+    made = SeveralScorer(several)
+    await made.start()
+    found = await made.score(asked((RIGHT,), (HALF,), (ENDLESS,)))
+    assert found[:2] == [[pytest.approx(right)], [pytest.approx(half)]]
+    assert found.unsure == frozenset({2})
+    assert await made.score(asked((RIGHT,), (HALF,), checks=None)) == [[0.25], [0.25]]
+    made.shutdown()
+
+
+def quarter(question: str, steps: tuple[str, ...]) -> float:
+    return 0.25
+
+
+def test_the_family_needs_no_model() -> None:
+    config = AppConfig.model_validate({"prm": {"family": "execution", "workers": 3}})
+    assert config.engines.keys() == {"generator"}
+    assert config.execution == ExecutionSettings(workers=3)
+    assert AppConfig().execution is None
+
+
+async def grouped(programs: Programs, checks: Checks, *answers: str) -> tuple[list[list[int]], int, bool]:
+    tree = SearchTree()
+    shared: Any = SearchEnvironment(None, None, 100, AnswerMatcher())  # type: ignore[arg-type]
+    environment = programs.environment(shared, checks, tree)
+    groups, unread = await environment.matcher.grouping(answers)
+    assert (await environment.matcher.grouping(answers)).groups == groups
+    return groups, unread, tree.degraded
+
+
+async def test_programs_that_do_the_same_are_one_answer() -> None:
+    programs = Programs(2, Limits(seconds=0.2))
+    right, other, wrong = "f = lambda x: x + 1", "def f(x):\n    return 1 + x", "f = lambda x: x"
+    fails, fails_too = "f = lambda x: x / 0", "def f(x):\n    return 1 / (x - x)"
+    found = await grouped(programs, CHECKS, right, wrong, other, fails, right, fails_too)
+    assert found == ([[0, 2, 4], [1], [3, 5]], 0, False)
+    endless = "def f(x):\n    while x: pass"
+    assert await grouped(programs, CHECKS, endless, right, endless) == ([[0, 2], [1]], 1, True)
+    assert await grouped(programs, Checks(), right, other, right) == ([[0, 2], [1]], 0, False)
+    programs.close()
+
+
+WRONG_EXAMPLES = {47, 81, 116, 130, 148, 149}
+"""Problems of HumanEval with examples in the docstring that its own solution contradicts."""
+
+
+async def test_examples_of_human_eval_know_its_solutions_from_broken_ones(scorer: ExecutionScorer) -> None:
+    path = Path(__file__).parent / "humaneval" / "HumanEval.jsonl.gz"
+    records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    wrong, examples = set(), 0
+    for number, record in enumerate(records):
+        if (checks := checks_of(record["prompt"])) is None:
+            continue
+        examples += 1
+        right, broken = (
+            f"```python\n{record['prompt']}{body}```"
+            for body in (record["canonical_solution"], "    return NotImplemented\n")
+        )
+        [[solution], [other]] = await scorer.score(asked((right,), (broken,), checks=checks))
+        assert other == 0.0
+        if solution < 1.0:
+            wrong.add(number)
+    assert (examples, wrong) == (142, WRONG_EXAMPLES)
