@@ -55,15 +55,16 @@ class _CheckingScorer:
 
 
 class _Behaviors:
-    """The matcher of one search. Programs are the same if all checks show the same for them; without checks, if their
-    texts are. A program that ran into its time limit is the same as its own text alone, and the search is degraded."""
+    """The matcher of one search. Programs are the same if all checks show the same for them. A program that fails them
+    all with errors, or that cannot be run, is the same as its own text alone, and so is one that ran into its time
+    limit, which degrades the search. Without checks, texts are compared."""
 
     def __init__(self, programs: Programs, checks: Checks, tree: SearchTree) -> None:
         self._programs = programs
         self._checks = checks
         self._tree = tree
-        self._known: dict[str, tuple[Outcome, ...]] = {}
-        """What programs do."""
+        self._known: dict[str, tuple[Outcome, ...] | str] = {}
+        """What programs do; the text of those that do nothing."""
 
     async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
         """See `AnswerMatcher.grouping`."""
@@ -86,5 +87,8 @@ class _Behaviors:
             trial = await self._programs.trial(program, self._checks)
         except SandboxBusy:
             return
-        if not trial.unsure:
+        fails = not trial.share and all(outcome.error for outcome in trial.outcomes)
+        if trial.lacking or (fails and not trial.unsure):
+            self._known[program] = program
+        elif not trial.unsure:
             self._known[program] = trial.outcomes

@@ -92,6 +92,23 @@ async def test_a_limit_fails_the_checks_that_are_left(scorer: ExecutionScorer, p
     assert rows.unsure == (frozenset({1}) if unsure else frozenset())
 
 
+HEAP = "import heapq\n\ndef f(x):\n    return heapq.nsmallest(1, [x + 1])[0]\n"
+YIELDS = "def g(x):\n    yield x + 1\n\ndef f(x):\n    return next(g(x))\n"
+INSIDE = "def f(x):\n    import fractions\n    return int(fractions.Fraction(x) + 1)\n"
+INVENTED = "import my_helpers\n\ndef f(x):\n    return my_helpers.next(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "reward"),
+    [(HEAP, 0.5), (YIELDS, 0.5), (INSIDE, 0.5), (INVENTED, 0.0), ("raise NotImplementedError", 0.0)],
+)
+async def test_nothing_is_known_of_a_program_for_which_the_sandbox_lacks_something(
+    scorer: ExecutionScorer, source: str, reward: float
+) -> None:
+    rows = await scorer.score(asked((f"```python\n{source}```",), (RIGHT,)))
+    assert (rows, rows.unsure) == ([[reward], [1.0]], frozenset())
+
+
 async def test_a_check_sees_what_earlier_ones_left_and_a_new_program_sees_nothing() -> None:
     unknown = Check("secret", "Traceback (most recent call last):\nNameError: not defined")
     checks = Checks(checks=(Check("x = f(1)", ""), Check("x", "2"), unknown))
@@ -148,11 +165,13 @@ async def grouped(programs: Programs, checks: Checks, *answers: str) -> tuple[li
 async def test_programs_that_do_the_same_are_one_answer() -> None:
     programs = Programs(2, Limits(seconds=0.2))
     right, other, wrong = "f = lambda x: x + 1", "def f(x):\n    return 1 + x", "f = lambda x: x"
+    # Programs that show nothing have nothing in common.
     fails, fails_too = "f = lambda x: x / 0", "def f(x):\n    return 1 / (x - x)"
     found = await grouped(programs, CHECKS, right, wrong, other, fails, right, fails_too)
-    assert found == ([[0, 2, 4], [1], [3, 5]], 0, False)
+    assert found == ([[0, 2, 4], [1], [3], [5]], 0, False)
     endless = "def f(x):\n    while x: pass"
     assert await grouped(programs, CHECKS, endless, right, endless) == ([[0, 2], [1]], 1, True)
+    assert await grouped(programs, CHECKS, HEAP, HEAP + "#", HEAP) == ([[0, 2], [1]], 0, False)
     assert await grouped(programs, Checks(), right, other, right) == ([[0, 2], [1]], 0, False)
     programs.close()
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from deployments.engines.rewards.family import RewardModelSettings
 
 NOT_KNOWN = 0.5
-"""Reward of a step whose program is not complete yet, and of all steps where there is nothing to check."""
+"""Reward of a step whose program is not complete yet, of a program for which the sandbox lacks something, and of all
+steps where there is nothing to check."""
 FENCES = ("```", "~~~")
 
 
@@ -93,7 +94,7 @@ class ExecutionScorer(CallScorer):
         trials = {source: task.result() for source, task in tasks.items()}
         rows = RewardRows()
         for item, path in zip(request.items, paths, strict=True):
-            rows.append([NOT_KNOWN if each is None else trials[each.source].share for each in path])
+            rows.append([NOT_KNOWN if each is None else _reward(trials[each.source]) for each in path])
             if item.ended and path[-1] is None:
                 rows[-1][-1] = 0.0
         rows.unsure = frozenset(
@@ -114,6 +115,10 @@ class ExecutionScorer(CallScorer):
 
     def shutdown(self) -> None:
         self._sandbox = None  # Its worker processes end with it.
+
+
+def _reward(trial: Trial) -> float:
+    return NOT_KNOWN if trial.lacking else trial.share
 
 
 def _programs(item: ScoreItem) -> Iterator[Program | None]:
