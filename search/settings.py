@@ -110,8 +110,12 @@ WrittenChecks = Annotated[
 
 
 def checked_checks(given: Any) -> None:
-    """Raises ValueError (of pydantic, with the path of what is wrong) unless ``given`` may be a request's checks."""
-    TypeAdapter(WrittenChecks).validate_python(given)
+    """Raises ValueError with the path of what is wrong unless ``given`` may be a request's checks."""
+    try:
+        TypeAdapter(WrittenChecks).validate_python(given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))) from error
 
 
 _ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")

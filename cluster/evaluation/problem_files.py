@@ -223,10 +223,12 @@ def parse_problem(record: Record, checks_field: str | None = None) -> EvalProble
         except ValueError as error:
             return BadLine(number, f"{checks_field!r} has no checks: {error}")
     if (test := code_test(fields)) is not None:
-        fields = {**fields, "problem": code_question(fields), "answer": "-", "unique_id": fields.get("task_id")}
+        fields = {**fields, "problem": code_question(fields), "unique_id": fields.get("task_id")}
     name = "problem" if "problem" in fields or "question" not in fields else "question"
     fields = {**fields, **_as_text(fields)}
-    reason = _reason(fields, name, "text") or _reason(fields, "answer", "text or a finite number")
+    reason = _reason(fields, name, "text")
+    if reason is None and test is None:
+        reason = _reason(fields, "answer", "text or a finite number")
     if reason is None and fields.get("unique_id") is not None:
         reason = _reason(fields, "unique_id", "text or an integer")
     if reason is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_stand_in import Endpoint
+from endpoint_stand_in import Endpoint, tree_of
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
@@ -15,8 +15,9 @@ from cluster.client.client import Client
 from cluster.evaluation import code_test
 from cluster.evaluation.code_test import GRADING_FIELDS, CodeMatcher, CodeTest, grading_slots
 from cluster.evaluation.loop import Plan, evaluate
-from cluster.evaluation.problem_files import BadLine, EvalProblem, Record, parse_problem
+from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError, Record, parse_problem
 from cluster.evaluation.statistics import Row
+from cluster.training.solutions import read_solved
 
 TEST = CodeTest("import math\n", "assert f(1) == 2\nassert f(2) == 3\n")
 MBPP = {
@@ -96,7 +97,7 @@ def test_checks_come_from_the_field_that_the_caller_names(given: Any, checks: tu
     problem = parse_problem(Record(3, MBPP | {"visible": given}), "visible")
     if checks is None:
         assert isinstance(problem, BadLine)
-        assert "'visible' has no checks" in problem.reason
+        assert problem.reason.startswith("'visible' has no checks: 0")
     else:
         assert isinstance(problem, EvalProblem)
         assert problem.search == {"checks": list(checks)}
@@ -111,6 +112,33 @@ def test_a_field_that_grades_gives_no_checks(command: list[str], tmp_path: Path)
         refused = CliRunner().invoke(app, [*command, str(file), *output, "--checks-field", field])
         assert refused.exit_code == 2
         assert f"--checks-field {field}: this field grades" in refused.output
+
+
+def test_a_batch_grades_every_path_and_its_results_train_nothing(endpoint: Endpoint, tmp_path: Path) -> None:
+    right, wrong = "def shared(a, b):\n    return tuple(set(a) & set(b))\n", "def shared(a, b):\n    return a\n"
+    tree = tree_of(None, None)
+    question = f"{MBPP['text']}\nThe name of the function is `shared`."
+    for node, program in zip(tree["nodes"][1:], (right, wrong), strict=True):
+        node["text"] = f"```python\n{program}```"
+    endpoint.trees[question] = tree
+    endpoint.texts[question] = tree["nodes"][1]["text"]
+    given, output = tmp_path / "mbpp.jsonl", tmp_path / "out.jsonl"
+    given.write_text(json.dumps(MBPP | {"visible": ["assert shared((), ()) == ()"]}))
+    options = ["--url", endpoint.url, "--strategy", "best_of_n", "--checks-field", "visible", "--trees"]
+    exported = tmp_path / "trees.jsonl"
+    done = CliRunner().invoke(app, ["batch", str(given), str(output), *options, "--export", str(exported)])
+    assert endpoint.requests[0]["search"]["checks"] == ["assert shared((), ()) == ()"]
+    line = json.loads(output.read_text())
+    assert (line["answer"], line["right"], line["expected"]) == (right, True, "")
+    assert [(path["answer"], path["right"], path["group"]) for path in line["paths"]] == [
+        (right, True, 0),
+        (wrong, False, 1),
+    ]
+    assert "training data is made of problems with an answer" in " ".join(done.output.split())
+    assert not exported.exists()
+    with pytest.raises(ProblemFileError) as refused:
+        asyncio.run(read_solved(output))
+    assert "graded by a test" in str(refused.value.bad_lines[0])
 
 
 def test_an_evaluation_sends_the_checks_and_grades_the_program(endpoint: Endpoint) -> None:
