@@ -30,9 +30,9 @@ from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.code_test import CodeTest, code_test, grading_slots
 from cluster.evaluation.loop import problem_seed
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
-from deployments.service.programs import Programs
+from deployments.service.code_answers import CodeAnswers
 from search.answers.checks import Checks, checks_of
-from search.answers.programs import program_text
+from search.answers.code_answer import code_answer
 from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.ports import ScoreItem, ScoreRequest
 from search.run.environment import SearchEnvironment
@@ -175,13 +175,13 @@ async def outcomes_of(problems: Sequence[CodeProblem], rows: Mapping[Any, Row]) 
     """The outcome of each problem that has samples, by its id."""
     grades, slots = grade_file(), grading_slots()
     settings = ExecutionSettings()
-    scorer, programs = ExecutionScorer(settings), Programs(settings.workers, settings.limits)
+    scorer, programs = ExecutionScorer(settings), CodeAnswers(settings.workers, settings.limits)
     await scorer.start()
     found: dict[str, Outcome] = {}
     for problem in problems:
         if (row := rows.get((problem.id,))) is None:
             continue
-        answers = [program_text(text) for text in row["texts"]]
+        answers = [code_answer(text) for text in row["texts"]]
         if (problem.id,) not in grades:
             passed = [answer is not None and await problem.test.passes(answer, slots) for answer in answers]
             grades.append({"problem": problem.id, "passed": passed})
@@ -198,7 +198,7 @@ async def judged(
     texts: Sequence[str],
     answers: Sequence[str | None],
     scorer: ExecutionScorer,
-    programs: Programs,
+    programs: CodeAnswers,
 ) -> tuple[list[float], list[int | None]]:
     """The reward of each sample, and the number of its group: those that do the same."""
     checks = problem.checks or Checks()

@@ -17,8 +17,8 @@ from cluster.evaluation.problem_files import EvalProblem
 from cluster.evaluation.search_field import search_field
 from cluster.evaluation.statistics import Row
 from cluster.evaluation.training_file import TrainingLine, training_line
+from search.answers.code_answer import code_answer
 from search.answers.equivalence import AnswerMatcher
-from search.answers.programs import program_text
 
 MAX_IN_FLIGHT = 1024
 
@@ -116,7 +116,7 @@ async def graded(
     """Grades the reply to a problem. ``seconds``: time until the reply."""
     search = reply.search
     # An endpoint that runs no programs does not tell them from the text around them.
-    answer = search.answer if problem.test is None else program_text(reply.text)
+    answer = search.answer if problem.test is None else code_answer(reply.text)
     right = answer is not None and await grader.same(problem.answer, answer)
     return Row(
         problem.unique_id,

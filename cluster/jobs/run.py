@@ -19,9 +19,9 @@ from cluster.jobs.inputs import BatchRequest, Item, JobInput
 from cluster.jobs.outputs import FAILED, Outputs
 from cluster.jobs.samples import path_answers
 from cluster.jobs.window import Window
+from search.answers.code_answer import code_answer
 from search.answers.equivalence import AnswerMatcher
 from search.answers.extraction import extract_answer
-from search.answers.programs import program_text
 from search.settings import parse_search
 from search.tools.turns import Turns
 
@@ -185,7 +185,7 @@ class Job:
         tested = problem.test is not None
         grader = CodeMatcher(problem.test, self._slots) if problem.test is not None else self._matcher
         row = await graded(reply, seconds, problem, settings.strategy, seed, grader)
-        extract = program_text if tested else extract_answer
+        extract = code_answer if tested else extract_answer
         paths = await path_answers(reply.tree, self._search, seed, problem.answer, grader, extract)
         line = {"line": number, "problem": problem.problem, **row.as_json()}
         del line["error"]

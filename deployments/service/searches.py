@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from deployments.service.programs import Programs
+from deployments.service.code_answers import CodeAnswers
 from deployments.service.slots import Slot, Slots
 from deployments.service.suspects import Suspects, digest_of
 from deployments.service.tool_calls import CallReader
@@ -114,14 +114,14 @@ class SearchService:
         seconds: float,
         observed: Observer = unobserved,
         suspects: Suspects | None = None,
-        programs: Programs | None = None,
+        code_answers: CodeAnswers | None = None,
     ) -> None:
         """``slots``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
-        none. ``programs``: compares answers that are programs; None: no answer is one."""
+        none. ``code_answers``: compares answers that are programs; None: no answer is one."""
         self.slots = slots
         self.suspects = suspects or Suspects()
         self._environment = environment
-        self._programs = programs
+        self._code_answers = code_answers
         self._observed = observed
         self._seconds = seconds
         self._disposal = Disposal()
@@ -158,8 +158,8 @@ class SearchService:
         calls, environment = job.calls, self._environment
         if calls is not None:
             environment = calls.environment(environment)
-        elif job.checks is not None and self._programs is not None:
-            environment = self._programs.environment(environment, job.checks, tree)
+        elif job.checks is not None and self._code_answers is not None:
+            environment = self._code_answers.environment(environment, job.checks, tree)
         try:
             with self._observed(job, tree, cost) as observer:
                 all_sinks = (observer, *sinks)

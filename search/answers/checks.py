@@ -11,7 +11,7 @@ from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, DocTestParser, OutputChecker
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from search.answers.programs import program_text
+from search.answers.code_answer import code_answer
 
 MAX_CHECKS = 256
 MAX_CHECK_CHARS = 8192
@@ -106,7 +106,7 @@ def checks_of(question: str, given: tuple[Check, ...] | None = None) -> Checks |
     if given is None:
         return None
     short = question[:MAX_EXAMPLES_CHARS]
-    return Checks(program_text(short) or short, given)
+    return Checks(code_answer(short) or short, given)
 
 
 def examples_of(question: str) -> list[Check]:

@@ -15,7 +15,7 @@ from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSett
 from deployments.engines.rewards.several import SeveralScorer, SeveralSettings
 from deployments.sandbox import Limits, Sandbox
 from deployments.sandbox.trials import try_program
-from deployments.service.programs import Programs
+from deployments.service.code_answers import CodeAnswers
 from search.answers.checks import Check, Checks, checks_of
 from search.answers.equivalence import AnswerMatcher
 from search.errors import ScorerError
@@ -153,7 +153,7 @@ def test_the_family_needs_no_model() -> None:
     assert AppConfig().execution is None
 
 
-async def grouped(programs: Programs, checks: Checks, *answers: str) -> tuple[list[list[int]], int, bool]:
+async def grouped(programs: CodeAnswers, checks: Checks, *answers: str) -> tuple[list[list[int]], int, bool]:
     tree = SearchTree()
     shared: Any = SearchEnvironment(None, None, 100, AnswerMatcher())  # type: ignore[arg-type]
     environment = programs.environment(shared, checks, tree)
@@ -163,7 +163,7 @@ async def grouped(programs: Programs, checks: Checks, *answers: str) -> tuple[li
 
 
 async def test_programs_that_do_the_same_are_one_answer() -> None:
-    programs = Programs(2, Limits(seconds=0.2))
+    programs = CodeAnswers(2, Limits(seconds=0.2))
     right, other, wrong = "f = lambda x: x + 1", "def f(x):\n    return 1 + x", "f = lambda x: x"
     # Programs that show nothing have nothing in common.
     fails, fails_too = "f = lambda x: x / 0", "def f(x):\n    return 1 / (x - x)"

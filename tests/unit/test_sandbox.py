@@ -150,7 +150,7 @@ async def test_whoever_leaves_ends_the_program() -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        while worker.is_running():
+        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
             await asyncio.sleep(0.01)
         [run] = await sandbox.run(["print(1)"], LIMITS)
         assert run.output == "1\n"

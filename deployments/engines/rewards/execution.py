@@ -15,7 +15,7 @@ from deployments.engines.settings import ReplicaSettings, Settings
 from deployments.sandbox import Limits, Sandbox
 from deployments.sandbox.trials import Trial, try_program
 from search.answers.checks import Check, Checks
-from search.answers.programs import Program, program_of
+from search.answers.code_answer import CodeBlock, code_block
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows
@@ -121,15 +121,15 @@ def _reward(trial: Trial) -> float:
     return NOT_KNOWN if trial.lacking else trial.share
 
 
-def _programs(item: ScoreItem) -> Iterator[Program | None]:
+def _programs(item: ScoreItem) -> Iterator[CodeBlock | None]:
     """For each unscored step of a path, the program with which the path answers up to there; None before one is
     complete."""
-    program: Program | None = None
+    program: CodeBlock | None = None
     for number, end in enumerate(step_ends(item)):
         is_last = end == len(item.steps)
         # The program of a step without a fence is that of the step before it, unless the path ends in an open block.
         if number == 0 or is_last or any(fence in item.steps[end - 1] for fence in FENCES):
-            program = program_of("".join(item.steps[:end]))
+            program = code_block("".join(item.steps[:end]))
             if program is not None and not (program.closed or (is_last and item.ended)):
                 program = None
         yield program

@@ -30,9 +30,9 @@ from deployments.http.in_cluster.in_process import InProcessEndpoint
 from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
+from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.programs import Programs
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.service.slots import Slots
@@ -302,8 +302,8 @@ class World:
         queue = settings.queue
         slots = Slots(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
         verifier = self.config.execution
-        programs = Programs(verifier.workers, verifier.limits) if verifier else None
-        self.service = SearchService(self.environment, slots, settings.limits.seconds, programs=programs)
+        code_answers = CodeAnswers(verifier.workers, verifier.limits) if verifier else None
+        self.service = SearchService(self.environment, slots, settings.limits.seconds, code_answers=code_answers)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         self.store = Store.of(settings.store)

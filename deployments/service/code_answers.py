@@ -7,14 +7,14 @@ from dataclasses import replace
 from deployments.sandbox import Limits, Sandbox, SandboxBusy
 from deployments.sandbox.trials import Trial, try_program
 from search.answers.checks import Checks, Outcome
+from search.answers.code_answer import code_answer
 from search.answers.equivalence import WAIT_S, Grouping
-from search.answers.programs import program_text
 from search.ports import ScoreRequest, StepScorer
 from search.run.environment import SearchEnvironment
 from search.tree import SearchTree
 
 
-class Programs:
+class CodeAnswers:
     """The sandbox of a controller, for the votes of its searches. It starts with the first vote."""
 
     def __init__(self, workers: int, limits: Limits) -> None:
@@ -29,7 +29,7 @@ class Programs:
             shared,
             scorer=_CheckingScorer(shared.scorer, checks),
             matcher=_Behaviors(self, checks, tree),
-            extract_answer=program_text,
+            extract_answer=code_answer,
         )
 
     async def trial(self, program: str, checks: Checks) -> Trial:
@@ -59,8 +59,8 @@ class _Behaviors:
     all with errors, or that cannot be run, is the same as its own text alone, and so is one that ran into its time
     limit, which degrades the search. Without checks, texts are compared."""
 
-    def __init__(self, programs: Programs, checks: Checks, tree: SearchTree) -> None:
-        self._programs = programs
+    def __init__(self, sandbox: CodeAnswers, checks: Checks, tree: SearchTree) -> None:
+        self._sandbox = sandbox
         self._checks = checks
         self._tree = tree
         self._known: dict[str, tuple[Outcome, ...] | str] = {}
@@ -84,7 +84,7 @@ class _Behaviors:
 
     async def _try(self, program: str) -> None:
         try:
-            trial = await self._programs.trial(program, self._checks)
+            trial = await self._sandbox.trial(program, self._checks)
         except SandboxBusy:
             return
         fails = not trial.share and all(outcome.error for outcome in trial.outcomes)

@@ -14,7 +14,7 @@ _PYTHON = frozenset({"", "python", "python3", "py", "py3"})
 _DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]", re.MULTILINE)
 
 
-class Program(NamedTuple):
+class CodeBlock(NamedTuple):
     """A program in a text."""
 
     source: str
@@ -22,7 +22,7 @@ class Program(NamedTuple):
     """Whether its code block has ended."""
 
 
-def program_of(text: str) -> Program | None:
+def code_block(text: str) -> CodeBlock | None:
     """The program that a text answers with, its thoughts excluded: the last Python block that defines a function or a
     class, since models show how to call it in a block of its own; or else the last Python block. None without one."""
     blocks = [block for block in _blocks(without_thoughts(text)) if block.source.strip()]
@@ -31,13 +31,13 @@ def program_of(text: str) -> Program | None:
     return chosen if chosen is not None and len(chosen.source) <= MAX_PROGRAM_CHARS else None
 
 
-def program_text(text: str) -> str | None:
-    """The source of `program_of` a text: an answer extractor."""
-    program = program_of(text)
+def code_answer(text: str) -> str | None:
+    """The source of `code_block` a text: an answer extractor."""
+    program = code_block(text)
     return None if program is None else program.source
 
 
-def _blocks(text: str) -> Iterator[Program]:
+def _blocks(text: str) -> Iterator[CodeBlock]:
     """The fenced blocks in Python or without a language; the last one may be open."""
     mark, is_python, lines = "", False, list[str]()
     for line in text.splitlines():
@@ -47,12 +47,12 @@ def _blocks(text: str) -> Iterator[Program]:
                 mark, is_python, lines = fence["mark"], fence["language"].lower() in _PYTHON, []
         elif fence is not None and fence["mark"].startswith(mark) and not fence["language"]:
             if is_python:
-                yield Program(_source(lines), closed=True)
+                yield CodeBlock(_source(lines), closed=True)
             mark = ""
         else:
             lines.append(line)
     if mark and is_python:
-        yield Program(_source(lines), closed=False)
+        yield CodeBlock(_source(lines), closed=False)
 
 
 def _source(lines: list[str]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from search.answers.checks import Check, Outcome, checks_of, examples_of, has_passed, shown
-from search.answers.programs import MAX_PROGRAM_CHARS, Program, program_of
+from search.answers.code_answer import MAX_PROGRAM_CHARS, CodeBlock, code_block
 from search.settings import SearchSettings, parse_search
 
 DEFINED = "def f(x):\n    return x + 1\n"
@@ -18,16 +18,16 @@ DEFINED = "def f(x):\n    return x + 1\n"
 @pytest.mark.parametrize(
     ("text", "program"),
     [
-        (f"Here:\n\n```python\n{DEFINED}```\nDone.", Program(DEFINED, closed=True)),
-        (f"```\n{DEFINED}```\n```python\nprint(f(1))\n```\n```output\n2\n```", Program(DEFINED, closed=True)),
-        ("```python\nx = 1\n```\nNo:\n```py\nx = 2\n```", Program("x = 2\n", closed=True)),
+        (f"Here:\n\n```python\n{DEFINED}```\nDone.", CodeBlock(DEFINED, closed=True)),
+        (f"```\n{DEFINED}```\n```python\nprint(f(1))\n```\n```output\n2\n```", CodeBlock(DEFINED, closed=True)),
+        ("```python\nx = 1\n```\nNo:\n```py\nx = 2\n```", CodeBlock("x = 2\n", closed=True)),
         (
             f"1. So:\n    ```Python\n    {DEFINED.replace(chr(10), chr(10) + '    ')}\n    ```",
-            Program(DEFINED, closed=True),
+            CodeBlock(DEFINED, closed=True),
         ),
-        (f"```python\n{DEFINED}", Program(DEFINED, closed=False)),
-        (f"````markdown\n```python\n{DEFINED}```\n````\n~~~python\nx = 1\n~~~", Program("x = 1\n", closed=True)),
-        (f"<think>\n```python\nx = 1\n```\n</think>\n```python\n{DEFINED}```", Program(DEFINED, closed=True)),
+        (f"```python\n{DEFINED}", CodeBlock(DEFINED, closed=False)),
+        (f"````markdown\n```python\n{DEFINED}```\n````\n~~~python\nx = 1\n~~~", CodeBlock("x = 1\n", closed=True)),
+        (f"<think>\n```python\nx = 1\n```\n</think>\n```python\n{DEFINED}```", CodeBlock(DEFINED, closed=True)),
         ("<think>\n```python\nx = 1\n```\nand so on", None),
         ("```bash\nls\n```", None),
         ("```python\n\n```", None),
@@ -35,8 +35,8 @@ DEFINED = "def f(x):\n    return x + 1\n"
         (f"```python\n{'x' * MAX_PROGRAM_CHARS}\n```", None),
     ],
 )
-def test_the_program_is_the_last_code_block_that_defines_something(text: str, program: Program | None) -> None:
-    assert program_of(text) == program
+def test_the_program_is_the_last_code_block_that_defines_something(text: str, program: CodeBlock | None) -> None:
+    assert code_block(text) == program
 
 
 names = st.sampled_from(["f", "median", "is_ok"])
