@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.run.environment import SearchEnvironment
 from search.tree import SearchTree
+from tests.sandbox_workers import await_end
 
 CHECKS = Checks("import math\n", (Check("f(1)", "2"), Check("f(2)", "3"), Check("assert f(3) == 4")))
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
@@ -35,8 +36,14 @@ def asked(*paths: tuple[str, ...], ended: bool = True, checks: Checks | None = C
     return ScoreRequest("search", "question", items, 20.0, checks=checks)
 
 
+@pytest.fixture(autouse=True)
+def workers() -> Iterator[None]:
+    yield
+    await_end()
+
+
 @pytest_asyncio.fixture
-async def scorer() -> AsyncIterator[ExecutionScorer]:
+async def scorer(workers: None) -> AsyncIterator[ExecutionScorer]:
     made = ExecutionScorer(SETTINGS)
     await made.start()
     yield made

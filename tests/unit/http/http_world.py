@@ -302,8 +302,8 @@ class World:
         queue = settings.queue
         slots = Slots(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
         verifier = self.config.execution
-        code_answers = CodeAnswers(verifier.workers, verifier.limits) if verifier else None
-        self.service = SearchService(self.environment, slots, settings.limits.seconds, code_answers=code_answers)
+        self.code_answers = CodeAnswers(verifier.workers, verifier.limits) if verifier else None
+        self.service = SearchService(self.environment, slots, settings.limits.seconds, code_answers=self.code_answers)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         self.store = Store.of(settings.store)

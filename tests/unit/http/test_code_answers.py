@@ -9,6 +9,7 @@ from http_world import World, chat
 
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from search.answers.equivalence import AnswerMatcher
+from tests.sandbox_workers import await_end
 
 PRM = {"family": "execution", "program_seconds": 0.2}
 RIGHT = "def f(x):\n    return x + 1\n"
@@ -28,6 +29,9 @@ async def coding(matcher: AnswerMatcher) -> AsyncIterator[World]:
     yield world
     world.assert_idle()
     scorer.shutdown()
+    assert world.code_answers is not None
+    world.code_answers.close()
+    await_end()
 
 
 def program(source: str) -> str:
