@@ -188,8 +188,8 @@ async def outcomes_of(problems: Sequence[CodeProblem], rows: Mapping[Any, Row]) 
         right = grades.rows[problem.id,]["passed"]
         scores, groups = await judged(problem, row["texts"], answers, scorer, programs)
         found[problem.id] = Outcome(problem.checks is not None, picks(answers, scores, groups, right))
-    scorer.shutdown()
-    programs.close()
+    await scorer.close()
+    await programs.aclose()
     return found
 
 

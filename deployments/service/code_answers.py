@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from deployments.sandbox import Limits, Sandbox, SandboxBusy
@@ -38,9 +39,16 @@ class CodeAnswers:
             self._sandbox = asyncio.create_task(Sandbox(self._workers).__aenter__())
         return await try_program(await asyncio.shield(self._sandbox), self._limits, program, checks)
 
+    async def aclose(self) -> None:
+        """Ends the worker processes."""
+        started, self._sandbox = self._sandbox, None
+        if started is not None:
+            await (await started).__aexit__()
+
     def close(self) -> None:
-        """Ends the worker processes, which end with the sandbox."""
-        self._sandbox = None
+        """As `aclose`, in a task of its own."""
+        with suppress(RuntimeError):  # no event loop: the worker processes end with this one
+            self._closing = asyncio.get_running_loop().create_task(self.aclose())
 
 
 class _CheckingScorer:

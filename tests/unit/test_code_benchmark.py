@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks import code
 from benchmarks.code import BEHAVIOR, EXAMPLES, ONE, POOL, WEIGHTED, figures_of, outcomes_of, picks, problems_of
-from tests.sandbox_workers import await_end
 
 DATA = Path(__file__).parent / "humaneval" / "HumanEval.jsonl.gz"
 
@@ -35,7 +34,6 @@ async def test_samples_are_graded_picked_and_compared(tmp_path: Path, monkeypatc
     rows = {(problems[0].id,): shared | {"problem": problems[0].id, "texts": [wrong, right, wrong, "?"], "tokens": [1]}}
     found = await outcomes_of(problems, rows)
     assert found == await outcomes_of(problems, rows)  # The second time from the file of grades.
-    await_end()
     assert [*found] == [problems[0].id]
     assert found[problems[0].id] == (True, {ONE: 0.25, POOL: 1.0, EXAMPLES: 1.0, BEHAVIOR: 0.0, WEIGHTED: 1.0})
     figures = figures_of(found, rows)

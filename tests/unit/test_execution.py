@@ -1,8 +1,9 @@
 """The verifier that runs programs: rewards and votes by what programs do, in the real sandbox."""
 
+import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.run.environment import SearchEnvironment
 from search.tree import SearchTree
-from tests.sandbox_workers import await_end
 
 CHECKS = Checks("import math\n", (Check("f(1)", "2"), Check("f(2)", "3"), Check("assert f(3) == 4")))
 RIGHT = "```python\ndef f(x):\n    return x + 1\n```"
 HALF = "```python\ndef f(x):\n    return 2\n```"
 ENDLESS = "```python\ndef f(x):\n    while x:\n        pass\n```"
-SETTINGS = ExecutionSettings(program_seconds=0.2)
+SETTINGS = ExecutionSettings(program_seconds=60.0)
+SHORT = ExecutionSettings(program_seconds=0.3)
+"""Of programs that never end: on a busy machine another one may need longer, too."""
 
 
 def asked(*paths: tuple[str, ...], ended: bool = True, checks: Checks | None = CHECKS) -> ScoreRequest:
@@ -36,19 +38,13 @@ def asked(*paths: tuple[str, ...], ended: bool = True, checks: Checks | None = C
     return ScoreRequest("search", "question", items, 20.0, checks=checks)
 
 
-@pytest.fixture(autouse=True)
-def workers() -> Iterator[None]:
-    yield
-    await_end()
-
-
 @pytest_asyncio.fixture
-async def scorer(workers: None) -> AsyncIterator[ExecutionScorer]:
+async def scorer() -> AsyncIterator[ExecutionScorer]:
     made = ExecutionScorer(SETTINGS)
     await made.start()
     yield made
     assert await made.check_integrity() == []
-    made.shutdown()
+    await made.close()
 
 
 async def test_the_reward_of_a_path_is_the_share_of_checks_that_its_program_passes(scorer: ExecutionScorer) -> None:
@@ -93,10 +89,12 @@ async def test_a_program_without_checks_is_worth_whether_it_runs(scorer: Executi
         ("```python\ndef f(x):\n    return open('/etc/passwd').read()\n```", False),
     ],
 )
-async def test_a_limit_fails_the_checks_that_are_left(scorer: ExecutionScorer, program: str, unsure: bool) -> None:
-    rows = await scorer.score(asked((RIGHT,), (program,)))
-    assert rows == [[1.0], [0.0]]
-    assert rows.unsure == (frozenset({1}) if unsure else frozenset())
+async def test_a_limit_fails_the_checks_that_are_left(program: str, unsure: bool) -> None:
+    scorer = ExecutionScorer(SHORT if unsure else SETTINGS)
+    await scorer.start()
+    rows = await scorer.score(asked((program,)))
+    assert (rows, rows.unsure) == ([[0.0]], frozenset({0} if unsure else ()))
+    await scorer.close()
 
 
 HEAP = "import heapq\n\ndef f(x):\n    return heapq.nsmallest(1, [x + 1])[0]\n"
@@ -142,11 +140,15 @@ async def test_a_model_beside_the_verifier_scores_alone_where_nothing_runs(
     assert execution_of(several) == SETTINGS
     made = SeveralScorer(several)
     await made.start()
-    found = await made.score(asked((RIGHT,), (HALF,), (ENDLESS,)))
-    assert found[:2] == [[pytest.approx(right)], [pytest.approx(half)]]
-    assert found.unsure == frozenset({2})
+    found = await made.score(asked((RIGHT,), (HALF,)))
+    assert (found, found.unsure) == ([[pytest.approx(right)], [pytest.approx(half)]], frozenset())
     assert await made.score(asked((RIGHT,), (HALF,), checks=None)) == [[0.25], [0.25]]
-    made.shutdown()
+    await shut_down(made)
+
+
+async def shut_down(scorer: SeveralScorer) -> None:
+    scorer.shutdown()
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
 
 def quarter(question: str, steps: tuple[str, ...]) -> float:
@@ -170,17 +172,34 @@ async def grouped(programs: CodeAnswers, checks: Checks, *answers: str) -> tuple
 
 
 async def test_programs_that_do_the_same_are_one_answer() -> None:
-    programs = CodeAnswers(2, Limits(seconds=0.2))
+    programs = CodeAnswers(2, Limits(seconds=60.0))
     right, other, wrong = "f = lambda x: x + 1", "def f(x):\n    return 1 + x", "f = lambda x: x"
     # Programs that show nothing have nothing in common.
     fails, fails_too = "f = lambda x: x / 0", "def f(x):\n    return 1 / (x - x)"
     found = await grouped(programs, CHECKS, right, wrong, other, fails, right, fails_too)
     assert found == ([[0, 2, 4], [1], [3], [5]], 0, False)
-    endless = "def f(x):\n    while x: pass"
-    assert await grouped(programs, CHECKS, endless, right, endless) == ([[0, 2], [1]], 1, True)
     assert await grouped(programs, CHECKS, HEAP, HEAP + "#", HEAP) == ([[0, 2], [1]], 0, False)
     assert await grouped(programs, Checks(), right, other, right) == ([[0, 2], [1]], 0, False)
-    programs.close()
+    await programs.aclose()
+
+
+async def test_a_program_that_never_ends_makes_the_vote_unsure() -> None:
+    short, long = CodeAnswers(1, SHORT.limits), CodeAnswers(1, SETTINGS.limits)
+    endless = "def f(x):\n    while x: pass"
+    assert await grouped(short, CHECKS, endless, endless) == ([[0, 1]], 1, True)
+    assert await grouped(long, CHECKS, "f = lambda x: x") == ([[0]], 0, False)
+    await short.aclose()
+    await long.aclose()
+
+
+async def test_unsure_rewards_of_one_member_are_those_of_several() -> None:
+    model = {"prm": {"family": "function", "function": f"{__name__}:quarter"}}
+    several = parse_prm({"family": "several", "of": [{"prm": SHORT.model_dump()}, model]})
+    assert isinstance(several, SeveralSettings)
+    made = SeveralScorer(several)
+    await made.start()
+    assert (await made.score(asked(("Nothing.",), (ENDLESS,)))).unsure == frozenset({1})
+    await shut_down(made)
 
 
 WRONG_EXAMPLES = {47, 81, 116, 130, 148, 149}

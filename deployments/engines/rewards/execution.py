@@ -6,6 +6,7 @@ the examples in its question.
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -113,8 +114,15 @@ class ExecutionScorer(CallScorer):
             finally:
                 self._running -= 1
 
+    async def close(self) -> None:
+        """Ends the worker processes."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            await sandbox.__aexit__()
+
     def shutdown(self) -> None:
-        self._sandbox = None  # Its worker processes end with it.
+        with suppress(RuntimeError):  # no event loop: the worker processes end with this one
+            self._closing = asyncio.get_running_loop().create_task(self.close())
 
 
 def _reward(trial: Trial) -> float:

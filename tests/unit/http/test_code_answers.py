@@ -9,9 +9,8 @@ from http_world import World, chat
 
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from search.answers.equivalence import AnswerMatcher
-from tests.sandbox_workers import await_end
 
-PRM = {"family": "execution", "program_seconds": 0.2}
+PRM = {"family": "execution", "program_seconds": 1.0}
 RIGHT = "def f(x):\n    return x + 1\n"
 ALSO_RIGHT = "def f(x):\n    return 1 + x\n"
 WRONG = "def f(x):\n    return 2 * x\n"
@@ -28,10 +27,9 @@ async def coding(matcher: AnswerMatcher) -> AsyncIterator[World]:
     world = World(matcher, prm=PRM, scorer=scorer, limits={"checks": 4}, max_model_len=4096)
     yield world
     world.assert_idle()
-    scorer.shutdown()
+    await scorer.close()
     assert world.code_answers is not None
-    world.code_answers.close()
-    await_end()
+    await world.code_answers.aclose()
 
 
 def program(source: str) -> str:
