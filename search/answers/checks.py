@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, DocTestParser, OutputChecker
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from search.answers.code_answer import code_answer
@@ -18,14 +19,18 @@ MAX_CHECK_CHARS = 8192
 """Longest check: source and output together."""
 MAX_CHECKS_CHARS = 65_536
 """Most characters of all checks of a request."""
-MAX_EXAMPLES_CHARS = 65_536
+MAX_EXAMPLES_CHARS = 16_384
 """Length up to which a question is searched for examples."""
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
 _OPENING = re.compile(r"(?:\"\"\"|''')[ \t]*(?=>>>)")
 _QUOTES = re.compile(r"(?:\"\"\"|''')[ \t]*$|^[ \t]{0,12}(?:`{3}|~{3}).*$", re.MULTILINE)
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_]\w{0,127}\(")
 _SHOWS = re.compile(r"==?>|[-=]=?>|==?|[➞→⟹]|#? ?\b(?:should )?returns?\b|\bgives\b", re.IGNORECASE)
-_MAX_LINE_CHARS = 1024
+_LITERAL = re.compile(r"[-+.\d'\"\[({]|[bBrRuU]{1,2}['\"]|(?:True|False|None)\b")
+"""Beginning of a literal: to parse every text would take long."""
+_MAX_LINE_CHARS = 512
+_MAX_SIGNS = 4
+"""Signs in a line that are tried, from the first."""
 _SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
 _TRACEBACK = "Traceback (most recent call last):"
 
@@ -113,19 +118,23 @@ def examples_of(question: str) -> list[Check]:
     """The examples in a question, at most `MAX_CHECKS`: those at Python's prompt (``>>> f(1)`` and below it ``2``), and
     calls of literals with the value that they return (``f(1) == 2``, ``f(1) -> 2``, ``f(1) returns 2``). Also
     ``>>> f(1) == 2`` with nothing below it means that this is true."""
-    found: list[Check] = []
     text = _QUOTES.sub("\n", _OPENING.sub("", question[:MAX_EXAMPLES_CHARS]))
-    for paragraph in _PARAGRAPHS.split(text):
-        found += _prompts(paragraph) if ">>>" in paragraph else _stated(paragraph)
-    return [check for check in found if _is_python(check.source)][:MAX_CHECKS]
+    found = (
+        check
+        for paragraph in _PARAGRAPHS.split(text)
+        for check in (_prompts(paragraph) if ">>>" in paragraph else _stated(paragraph))
+        if _is_python(check.source)
+    )
+    return [*islice(found, MAX_CHECKS)]
 
 
-def _prompts(paragraph: str) -> list[Check]:
+def _prompts(paragraph: str) -> Iterator[Check]:
     try:
         examples = DocTestParser().get_examples(paragraph)
     except ValueError:  # the indentation of its lines is inconsistent
-        return []
-    return [_as_meant(Check(each.source, each.want)) for each in examples]
+        return
+    for each in examples:
+        yield _as_meant(Check(each.source, each.want))
 
 
 def _as_meant(check: Check) -> Check:
@@ -145,8 +154,9 @@ def _stated(paragraph: str) -> Iterator[Check]:
         if begins is None:
             continue
         text = line[begins.start() :].replace("`", " ")
-        for shows in _SHOWS.finditer(text):
-            call, value = text[: shows.start()].strip(), _stated_value(text[shows.end() :])
+        for shows in islice(_SHOWS.finditer(text), _MAX_SIGNS):
+            call = text[: shows.start()].strip()
+            value = _stated_value(text[shows.end() :]) if call.endswith(")") else None
             if value is not None and _is_call_of_literals(call):
                 yield Check(call, "" if value == "None" else value)
                 break
@@ -157,6 +167,8 @@ def _stated_value(text: str) -> str | None:
     for part in (text.partition(" #")[0], text, text.partition(". ")[0]):
         written = part.strip().rstrip(".,;").strip()
         written = _SPELLINGS.get(written.lower(), written)
+        if not _LITERAL.match(written):
+            continue
         try:
             _value(written)
         except ValueError:
