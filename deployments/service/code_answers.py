@@ -34,10 +34,15 @@ class CodeAnswers:
         )
 
     async def trial(self, program: str, checks: Checks) -> Trial:
-        """Raises SandboxBusy if no worker process became free in time."""
+        """Raises SandboxBusy if no worker process became free in time, or none could be started."""
         if self._sandbox is None:
             self._sandbox = asyncio.create_task(Sandbox(self._workers).__aenter__())
-        return await try_program(await asyncio.shield(self._sandbox), self._limits, program, checks)
+        try:
+            sandbox = await asyncio.shield(self._sandbox)
+        except Exception as error:  # of the operating system, or the sandbox's own
+            self._sandbox = None
+            raise SandboxBusy(f"the sandbox did not start: {error}") from error
+        return await try_program(sandbox, self._limits, program, checks)
 
     async def aclose(self) -> None:
         """Ends the worker processes."""

@@ -155,7 +155,7 @@ def _stated(paragraph: str) -> Iterator[Check]:
             continue
         text = line[begins.start() :].replace("`", " ")
         for shows in islice(_SHOWS.finditer(text), _MAX_SIGNS):
-            call = text[: shows.start()].strip()
+            call = text[: shows.start()].rstrip(" \t#")
             value = _stated_value(text[shows.end() :]) if call.endswith(")") else None
             if value is not None and _is_call_of_literals(call):
                 yield Check(call, "" if value == "None" else value)

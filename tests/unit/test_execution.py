@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from deployments.config import AppConfig
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import execution_of, parse_prm
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from deployments.engines.rewards.several import SeveralScorer, SeveralSettings
@@ -144,6 +145,17 @@ async def test_a_model_beside_the_verifier_scores_alone_where_nothing_runs(
     assert (found, found.unsure) == ([[pytest.approx(right)], [pytest.approx(half)]], frozenset())
     assert await made.score(asked((RIGHT,), (HALF,), checks=None)) == [[0.25], [0.25]]
     await shut_down(made)
+
+
+async def test_a_sandbox_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = CodeAnswers(1, SETTINGS.limits)
+    with monkeypatch.context() as broken:
+        broken.setenv("MONTY_BIN", "/nowhere/monty")
+        with pytest.raises(EngineStartError, match="the sandbox did not start"):
+            await ExecutionScorer(SETTINGS).start()
+        assert await grouped(programs, CHECKS, "f = 1", "f = 2") == ([[0], [1]], 2, True)
+    assert await grouped(programs, CHECKS, "f = lambda x: 1") == ([[0]], 0, False)
+    await programs.aclose()
 
 
 async def shut_down(scorer: SeveralScorer) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.function import CallScorer, step_ends
 from deployments.engines.settings import ReplicaSettings, Settings
 from deployments.sandbox import Limits, Sandbox
@@ -82,7 +83,11 @@ class ExecutionScorer(CallScorer):
         self._sandbox: Sandbox | None = None
 
     async def start(self, stat_loggers: Sequence[object] = ()) -> None:
-        self._sandbox = await Sandbox(self._slots).__aenter__()
+        """Starts the sandbox. Raises EngineStartError when that fails."""
+        try:
+            self._sandbox = await Sandbox(self._slots).__aenter__()
+        except Exception as error:  # of the operating system, or the sandbox's own
+            raise EngineStartError(f"the sandbox did not start: {error}") from error
 
     async def rows(self, request: ScoreRequest) -> RewardRows:
         checks = request.checks

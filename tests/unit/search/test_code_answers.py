@@ -69,6 +69,7 @@ def test_examples_at_the_prompt_are_those_of_doctest(parts: list[list[str]], ind
         ("f([1, 2]) == 2", Check("f([1, 2])", "2")),
         ("For example, `f('a')` returns `'b'`.", Check("f('a')", "'b'")),
         ("f(1, x=2) ➞ [1, 2]  # both", Check("f(1, x=2)", "[1, 2]")),
+        ("f('a.b') # => 'Yes'", Check("f('a.b')", "'Yes'")),
         ("f(1) => true", Check("f(1)", "True")),
         ("f(-1) -> None", Check("f(-1)", "")),
         ("assert f(2) == 3", Check("f(2)", "3")),
