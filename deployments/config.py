@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from deployments.engines.rewards import PrmSettings
+from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
     CONFIG_FILES,
@@ -26,6 +27,7 @@ from deployments.engines.settings import (
 from deployments.engines.yaml_values import as_meant
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
+from search.answers.checks import MAX_CHECKS
 from search.answers.extraction import extract_answer
 from search.budget import MAX_SECONDS, Budget
 from search.run.environment import AnswerExtractor, Fallback
@@ -44,6 +46,7 @@ class LimitSettings(Settings):
     step_tokens: int = Field(2048, ge=1, description="Maximum tokens of one step.")
     tokens: int = Field(1_000_000, ge=1, description="Maximum generated tokens of one request.")
     nodes: int = Field(100_000, ge=1, description="Maximum number of nodes in a search tree.")
+    checks: int = Field(64, ge=1, le=MAX_CHECKS, description="Maximum number of checks (checks) of a program.")
     seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall-clock limit of one request, seconds.")
 
 
@@ -487,6 +490,11 @@ class AppConfig(Settings):
         pattern="^(DEBUG|INFO|WARNING|ERROR)$",
         description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
     )
+
+    @property
+    def execution(self) -> ExecutionSettings | None:
+        """Settings of the verifier that runs programs; None if there is none."""
+        return execution_of(self.prm)
 
     @property
     def search_context(self) -> int:

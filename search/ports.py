@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
+from search.answers.checks import Checks
 from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
 
@@ -217,6 +218,8 @@ class ScoreItem(NamedTuple):
     steps: tuple[str, ...]
     """Texts of all steps from the first, delimiters included."""
     unscored: int = 1
+    ended: bool = False
+    """Whether the path ends with the last step."""
 
 
 class ScoreRequest(NamedTuple):
@@ -230,6 +233,8 @@ class ScoreRequest(NamedTuple):
     cache_salt: str = ""
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
+    checks: Checks | None = None
+    """Where the answer is a program: what it has to pass; None: the question asks for no program."""
 
 
 class TokenBeamRequest(NamedTuple):

@@ -79,7 +79,8 @@ class Results:
         return True
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
-        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral rewards.
+        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral or unsure, so that a
+        search that resumes the tree asks again.
 
         Returns the nodes that are complete by this, repeated ones included. Nodes pruned or failed meanwhile are not
         among them.

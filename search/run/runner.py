@@ -520,13 +520,13 @@ class _Search:
                     # There is no solution that the scorer could read.
                     self._arrive(self._results.complete(chain, [0.0], neutral=False))
                 else:
-                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain)))
+                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain), chain[-1].ends))
                     scored.append(chain)
                 await turns.pass_on()
             if items:
                 rewards, neutral = await self._scorer.rewards(self._score_request(items))
-                for chain, row in zip(scored, rewards, strict=True):
-                    self._arrive(self._results.complete(chain, row, neutral))
+                for index, (chain, row) in enumerate(zip(scored, rewards, strict=True)):
+                    self._arrive(self._results.complete(chain, row, neutral or index in rewards.unsure))
                     await turns.pass_on()
         self._scoring = False
 

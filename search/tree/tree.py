@@ -84,6 +84,8 @@ class SearchTree:
         """Number of texts that the step hook added."""
         self.hook_failures = 0
         """Number of steps for which the step hook failed."""
+        self.unsure_votes = False
+        """Whether the answers of some paths could not be compared in time by what they do."""
         self.repeated = 0
         """Number of nodes that repeat another."""
         self.given_back = 0
@@ -207,8 +209,8 @@ class SearchTree:
 
     @property
     def degraded(self) -> bool:
-        """Whether it has neutral rewards, or steps for which the step hook failed."""
-        return self.neutral > 0 or self.hook_failures > 0
+        """Whether it has neutral rewards, steps for which the step hook failed, or votes that are unsure."""
+        return self.neutral > 0 or self.hook_failures > 0 or self.unsure_votes
 
     @property
     def beginning(self) -> str:
