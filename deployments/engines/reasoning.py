@@ -97,11 +97,12 @@ def marks_of(name: str | None, tokenizer: "PreTrainedTokenizerBase") -> Marks | 
 
 
 def _of_template(tokenizer: "PreTrainedTokenizerBase") -> Iterator[str]:
-    """The parsers whose marks the chat template writes, and the vocabulary has as tokens."""
+    """The parsers whose marks the chat template writes, and the vocabulary has as tokens. DeepSeek-R1's first template
+    writes none, but leaves out what stands before the closing mark in earlier answers."""
     templates = tokenizer.chat_template
     source = "\n".join(templates.values()) if isinstance(templates, dict) else templates or ""
     added = tokenizer.get_added_vocab()
-    if all(mark in added and mark in source for mark in _THINK):
+    if all(mark in added for mark in _THINK) and _THINK[1] in source:
         yield "qwen3" if _QWEN3_SWITCH in source and "<|im_start|>" in added else "deepseek_r1"
     for name in _FOUND:
         if all(mark in added and mark in source for mark in MARKS[name]):

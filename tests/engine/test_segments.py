@@ -180,7 +180,12 @@ def test_a_special_mark_in_the_prompt_is_told_where_texts_keep_it() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "template", "sentence"),
-    [("tokens", QWEN3_TEMPLATE, True), ("tokens", DEEPSEEK_R1_TEMPLATE, False), ("special", "[THINK][/THINK]", False)],
+    [
+        ("tokens", QWEN3_TEMPLATE, True),
+        ("tokens", DEEPSEEK_R1_TEMPLATE, False),
+        ("tokens", DEEPSEEK_R1_TEMPLATE.replace("<think>\\n", ""), False),
+        ("special", "[THINK][/THINK]", False),
+    ],
 )
 def test_a_parser_is_found_from_the_chat_template(kind: str, template: str, sentence: bool) -> None:
     tokenizer = thinking_vocabulary(kind, template)
