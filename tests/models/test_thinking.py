@@ -5,10 +5,13 @@ from typing import NamedTuple
 
 import pytest
 from transformers import PreTrainedTokenizerBase
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.reasoning import ReasoningParserManager
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.reasoning import Marks, marks_of
 from deployments.engines.step_splitter import StepSplitter
+from search.answers.thoughts import parts
 from search.tree import StepEnd
 from tests.models.conftest import load_tokenizer
 
@@ -130,6 +133,22 @@ def test_a_solution_is_one_thought_and_the_steps_behind_it(
     whole = splitter.thought_in(prompt, endless, thinker.opened)
     [only] = splitter.split(prompt, endless, cut_off=True, thought=whole)
     assert (only.thought.tokens, only.solution, only.end) == (len(endless), "", StepEnd.LENGTH)
+
+
+@pytest.mark.parametrize("behind", [f"</think>{SOLUTION}", "", "</think>"])
+def test_a_reply_is_parted_where_vllms_parser_parts_it(
+    thinker: Thinker, tokenizer: PreTrainedTokenizerBase, marks: Marks, behind: str
+) -> None:
+    encoder, splitter = ChatEncoder(tokenizer, marks), StepSplitter(tokenizer, "\n\n", frozenset(), marks)
+    text = ("" if thinker.opened else "<think>\n") + "Six sevens.\n\nThat is 42.\n" + behind
+    ids = encoder.encode_text(text, written=True)
+    thought = splitter.thought_in((), ids, thinker.opened)
+    told = splitter.step(ids, True, thought=thought).thought.characters
+    ours = parts(text, "<think>" if thinker.opened else "", told)
+    parser = ReasoningParserManager.get_reasoning_parser(thinker.parser)(tokenizer)
+    reasoning, content = parser.extract_reasoning(text, ChatCompletionRequest(model="m", messages=[]))
+    assert ours.thinking == (reasoning or "").strip()
+    assert text[ours.start :] == (content or "").strip()
 
 
 def test_thinking_of_earlier_turns_is_left_out(
