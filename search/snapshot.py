@@ -172,6 +172,12 @@ class NodeView(BaseModel):
         return self.tokens - sum(end - start for start, end in self.given)
 
     @property
+    def solution(self) -> str:
+        """The text behind the thinking, as `search.tree.Step.solution`; empty for a node that was never written."""
+        text = self.text or ""
+        return text[self.thought.characters :].lstrip() if self.thought else text
+
+    @property
     def is_lookahead(self) -> bool:
         """Whether this node or one above it is a lookahead: part of no path that the search itself grew."""
         return min(self.id) < 0
