@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought
+from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Span, Step, StepEnd, Thought
 
 SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
@@ -414,13 +414,10 @@ def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
     return {} if effect in (None, HookEffect()) else {"hook": effect._asdict()}
 
 
-def thought_as_json(thought: Thought) -> dict[str, Any]:
-    """A step's ``thought`` as in `tree_as_json`; empty if there is none."""
-    return {"thought": thought._asdict()} if thought.tokens else {}
-
-
-def _thinking_as_json(step: Step) -> dict[str, Any]:
-    return thought_as_json(step.thought) | ({"given": [list(span) for span in step.given]} if step.given else {})
+def thinking_as_json(thought: Thought, given: Sequence[Span]) -> dict[str, Any]:
+    """A step's ``thought`` and ``given`` as in `tree_as_json`, those that there are."""
+    told = {"thought": thought._asdict()} if thought.tokens else {}
+    return told | ({"given": [list(span) for span in given]} if given else {})
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:
@@ -440,6 +437,6 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,
-        **(_thinking_as_json(step) if step else {}),
+        **(thinking_as_json(step.thought, step.given) if step else {}),
         **(hook_as_json(node.hook) if node.hook else {}),
     }

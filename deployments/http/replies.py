@@ -15,7 +15,7 @@ from deployments.service.searches import ScoreOutcome
 from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
-from search.snapshot import hook_as_json, logprob_as_json, thought_as_json
+from search.snapshot import hook_as_json, logprob_as_json, thinking_as_json
 
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
@@ -312,7 +312,7 @@ def step_event(event: StepScored) -> Json:
         "repeats": event.repeats,
         "repeated_by": event.repeated_by,
         **hook_as_json(event.hook),
-        **thought_as_json(event.thought),
+        **thinking_as_json(event.thought, event.given),
     }
 
 

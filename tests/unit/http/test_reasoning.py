@@ -95,6 +95,16 @@ async def test_of_told_thinking_the_progress_has_the_length(make_world: MakeWorl
     assert line["choices"][0]["delta"]["reasoning"].endswith(f"■ [3 tokens of thinking] {CONTENT}\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [([], "[9 tokens of thinking] "), ([[0, 1], [5, 9], [12, 14]], "[4 tokens of thinking] "), ([[0, 9]], "")],
+)
+def test_progress_counts_the_thinking_that_the_model_wrote(given: list[list[int]], told: str) -> None:
+    thought = {"tokens": 9, "characters": 3}
+    event = {"node": [0], "reward": None, "terminal": False, "text": "hm\nSix", "thought": thought, "given": given}
+    assert step_line(event) == f"[0] {told}Six\n"
+
+
 @pytest.mark.parametrize("text", ["<think>\nsix sevens, \\boxed{42}", "<think>six \\boxed{42}…"])
 async def test_thinking_that_never_ends_is_no_content(thinking_world: World, text: str) -> None:
     thinking_world.generator.texts = [text]
