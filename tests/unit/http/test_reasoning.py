@@ -119,6 +119,26 @@ async def test_thinking_that_never_ends_is_no_content(thinking_world: World, tex
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
 
 
+async def test_a_vote_without_answers_returns_a_path_with_content(thinking_world: World) -> None:
+    vote = {"strategy": "self_consistency", "n": 2}
+    thinking_world.generator.texts = ["<think>six…", "<think>six</think>Seven"]
+    [choice] = (await replied(thinking_world, search=vote))["choices"]
+    assert (choice["message"]["content"], choice["answer"]) == ("Seven", None)
+    thinking_world.generator.texts = ["<think>a</think>Six", "<think>b</think>Seven"]
+    [choice] = (await replied(thinking_world, search=vote))["choices"]
+    assert choice["message"]["content"] == "Six", "otherwise it is the first"
+
+
+async def test_a_vote_on_calls_returns_a_path_with_content(make_world: MakeWorld) -> None:
+    world = make_world(thinks=True, tool_calls="vote")
+    tool = {"type": "function", "function": {"name": "weather"}}
+    for texts, content in (["<think>six…", "<think>six</think>Seven"], "Seven"), (["<think>six…"], ""):
+        world.generator.texts = texts
+        search = {"strategy": "self_consistency", "n": 2}
+        [choice] = (await replied(world, tools=[tool], search=search))["choices"]
+        assert (choice["message"]["content"], choice["answer"]) == (content, None)
+
+
 async def test_every_choice_has_its_own_thinking(thinking_world: World) -> None:
     thinking_world.generator.texts = ["<think>a</think>\\boxed{1}", "<think>b</think>\\boxed{2}"]
     plain = (await replied(thinking_world, n=2))["choices"]
