@@ -365,7 +365,8 @@ def text_completion(
 
 def rewards(model_name: str, scored: ScoreOutcome) -> Json:
     usage = _usage(scored.prompt_tokens, scored.generated_tokens)
-    return {"object": "score", "model": model_name, "rewards": list(scored.rewards), "usage": usage}
+    thoughts = {"thought_characters": list(scored.thoughts)} if scored.thoughts else {}
+    return {"object": "score", "model": model_name, "rewards": list(scored.rewards), **thoughts, "usage": usage}
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> Json:

@@ -9,6 +9,7 @@ from http_world import World, chat
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.choices import ChoiceOptions, choices, thinking_tokens
@@ -180,6 +181,14 @@ async def test_content_may_speak_of_marks(world: World, text: str) -> None:
     assert (choice["message"]["content"], choice["message"]["reasoning"]) == (text, None)
 
 
+async def test_a_thought_in_the_solution_is_content_without_an_answer(make_world: MakeWorld) -> None:
+    world = make_world(thinks=True, default_search={"strategy": "best_of_n", "n": 1})
+    content = "It is \\boxed{42}.\n<think>\nOr \\boxed{41}?\n</think>\nNo."
+    world.generator.texts = [f"<think>\nhm\n</think>\n\n{content}"]
+    [choice] = (await replied(world))["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning"], choice["answer"]) == (content, "hm", "42")
+
+
 async def test_calls_are_read_behind_the_thinking(thinking_world: World) -> None:
     call = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
     tool = {"type": "function", "function": {"name": "weather"}}
@@ -323,6 +332,42 @@ class TestBudget:
         assert not notes, "the generator is given an empty thought"
         _, notes = await self.asked(thinking, search={"budget": {"thinking": 0}, "thinking": "steps"})
         assert len(notes) == 1
+
+    async def test_a_budget_of_thinking_as_steps_is_refused(self, make_world: MakeWorld) -> None:
+        world = make_world(thinks=True, efforts={"low": {"strategy": "greedy", "budget": {"thinking": 9}}})
+        for fields in (
+            {"search": {"thinking": "steps", "budget": {"thinking": 9}}},
+            {"search": {"thinking": "steps"}, "reasoning_effort": "low"},
+        ):
+            response = await world.client.post(CHAT, json=chat(**fields))
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "search.thinking"
+            assert "must be `whole` with budget.thinking" in error["message"]
+        with pytest.raises(ValidationError, match=r"must be `whole` with budget\.thinking"):
+            make_world(default_search={"strategy": "greedy", "thinking": "steps", "budget": {"thinking": 9}})
+        await replied(world, search={"thinking": "steps"}, reasoning_effort="none")
+
+
+class TestScore:
+    STEPS = ("<think>\n2 or 3?\n\n", "It is 2.\n</think>\n\nSo 2.\n\n", "\\boxed{2}")
+
+    @pytest.mark.parametrize("reads", [False, True])
+    async def test_thinking_is_told_and_not_scored(self, make_world: MakeWorld, reads: bool) -> None:
+        world = make_world(thinks=True, prm_reads_thinking=reads)
+        body = {"model": "m", "question": "x", "steps": self.STEPS}
+        scored = (await world.client.post("/v1/score", json=body)).json()
+        if reads:
+            assert "thought_characters" not in scored
+            assert None not in scored["rewards"]
+            return
+        first, *rewards = scored["rewards"]
+        assert first is None
+        assert scored["thought_characters"] == [len(self.STEPS[0]), self.STEPS[1].index("So"), 0]
+        alone = {**body, "steps": ["So 2.\n\n", "\\boxed{2}"]}
+        assert (await world.client.post("/v1/score", json=alone)).json()["rewards"] == rewards
+        refused = await world.client.post("/v1/score", json={**body, "steps": self.STEPS[:1]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steps")
 
 
 class TestHistory:
