@@ -44,7 +44,12 @@ async def select_answer(
         groups, unread = await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     if not given:
-        candidates = [each for each in candidates if not tree.ends_in_thought(each.node)] or candidates
+        with_content: list[Candidate[Node]] = []
+        for candidate in candidates:
+            if not tree.ends_in_thought(candidate.node):
+                with_content.append(candidate)
+            await turns.pass_on()
+        candidates = with_content or candidates
     ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))

@@ -409,6 +409,17 @@ class TestHistory:
         assert await self.told(world, content=text) == text
         assert await self.told(world, content=text, reasoning_content="another") == "another" + CONTENT
 
+    async def test_reasoning_items_of_a_response_are_dropped(self, thinking_world: World) -> None:
+        thinking_world.generator.texts = [WRITTEN["opened by the model"][0]]
+        question = {"role": "user", "content": "a"}
+        reply = await thinking_world.client.post(RESPONSES, json={"model": "m", "input": [question]})
+        output = reply.json()["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message"]
+        thinking_world.generator.prompts.clear()
+        again = {"model": "m", "input": [question, *output, question]}
+        assert (await thinking_world.client.post(RESPONSES, json=again)).status_code == 200
+        assert thinking_world.generator.prompts[0] == f"<user>a<assistant>{CONTENT}<user>a"
+
     async def test_the_reward_model_reads_no_thinking_of_earlier_turns(self, make_world: MakeWorld) -> None:
         world = make_world(prm_reads="conversation")
         for field in ({"content": CONTENT, "reasoning": THINKING}, {"content": f"<think>{THINKING}</think>{CONTENT}"}):
