@@ -202,7 +202,7 @@ def qwen_coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application
 
 def test_a_model_that_a_prompt_has_think_keeps_its_budget(qwen_coder: Application) -> None:
     qwen_coder.http.timeout = httpx.Timeout(600.0)
-    search = {"strategy": "best_of_n", "n": 4, "seed": 5, "max_path_tokens": 48, "budget": {"thinking": 16}}
+    search = {"strategy": "best_of_n", "n": 4, "seed": 5, "max_path_tokens": 24, "budget": {"thinking": 12}}
     question = "Tom has 3 boxes with 12 pens each. He gives 9 pens away. How many pens are left?"
     messages = [{"role": "user", "content": question}]
     reply = asked(qwen_coder, "/v1/search", messages=messages, search=search)
@@ -215,7 +215,7 @@ def test_a_model_that_a_prompt_has_think_keeps_its_budget(qwen_coder: Applicatio
         assert thinking.endswith("</think>")
         assert node["text"].removeprefix(thinking).strip(), "a solution follows"
     assert any(node.get("given") for node in thoughts)
-    assert 0 < reply["search"]["thinking_tokens"] <= 4 * (16 + 8)
+    assert 0 < reply["search"]["thinking_tokens"] <= 4 * (12 + 8)
     for choice in reply["choices"]:
         message = choice["message"]
         assert not message["content"].lstrip().startswith("<think>")
