@@ -97,7 +97,8 @@ def _banyan(searched: Searched) -> Iterator[Json]:
 def _trl(searched: Searched) -> Iterator[Json]:
     """One example for each path. A step is labelled right if a right solution lies at or below it (Math-Shepherd's hard
     label, arXiv 2312.08935). Whitespace around a step is removed, as by the reward family ``token_class``: TRL adds its
-    own separator. So is thinking, which reward models do not read; a path that ended in its thought is left out."""
+    own separator. Thinking is removed, too, because reward models do not read it; a path that ended in its thought is
+    left out."""
     is_right = searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         if path[0].thought and not path[0].solution:
