@@ -1,17 +1,13 @@
-"""Models that think, served: one of Qwen3's architecture with its tokenizer and template, by two replicas; and
-Qwen2.5-Coder-0.5B-Instruct, which a prompt has think in ``<think>`` as plain text."""
+"""A model that thinks, served by two replicas: of Qwen3's architecture, with its tokenizer and chat template."""
 
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
-from benchmarks.thinking import SYSTEM
 from search.answers.extraction import boxed_answer
-from tests.models.conftest import model_directory
 from tests.models.small_thinker import save_small_thinker
 from tests.serve.application import REPAIR_S, Application, kill, running, until
 
@@ -180,43 +176,3 @@ def test_json_begins_behind_the_thought(thinker: Application) -> None:
     thinking, content = streamed(thinker, **fields)
     assert thinking.endswith(choice["message"]["reasoning"])
     assert content == choice["message"]["content"]
-
-
-@pytest.fixture
-def qwen_coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    settings = COMMON | {
-        "generator": {
-            "model": str(model_directory("Qwen2.5-Coder-0.5B-Instruct")),
-            "served_name": "qwen-coder",
-            "reasoning": "think_text",
-            "cpu_threads": 2,
-            "max_model_len": 512,
-            "kv_cache_memory_bytes": 256 << 20,
-        },
-        "prm": {"family": "function", "function": "tests.models.step_reward:reward"},
-        "controller": COMMON["controller"] | {"prompt": {"system": SYSTEM}},
-    }
-    with running(settings, tmp_path_factory.mktemp("keys")) as application:
-        yield application
-
-
-def test_a_model_that_a_prompt_has_think_keeps_its_budget(qwen_coder: Application) -> None:
-    qwen_coder.http.timeout = httpx.Timeout(600.0)
-    search = {"strategy": "best_of_n", "n": 4, "seed": 5, "max_path_tokens": 24, "budget": {"thinking": 12}}
-    question = "Tom has 3 boxes with 12 pens each. He gives 9 pens away. How many pens are left?"
-    messages = [{"role": "user", "content": question}]
-    reply = asked(qwen_coder, "/v1/search", messages=messages, search=search)
-    firsts = [node for node in reply["tree"]["nodes"] if len(node["id"]) == 1]
-    thoughts = [node for node in firsts if "thought" in node]
-    assert len(thoughts) >= 2
-    for node in thoughts:
-        thinking = node["text"][: node["thought"]["characters"]]
-        assert thinking.lstrip().startswith("<think>")
-        assert thinking.endswith("</think>")
-        assert node["text"].removeprefix(thinking).strip(), "a solution follows"
-    assert any(node.get("given") for node in thoughts)
-    assert 0 < reply["search"]["thinking_tokens"] <= 4 * (12 + 8)
-    for choice in reply["choices"]:
-        message = choice["message"]
-        assert not message["content"].lstrip().startswith("<think>")
-        assert "think>" not in (message["reasoning"] or "")
