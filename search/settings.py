@@ -163,7 +163,7 @@ class SearchSettings(BaseModel):
     thinking: Thinking = Field(
         Thinking.WHOLE,
         description="`whole`: a path's thinking belongs to its first step, is never cut into steps, and is not scored. "
-        "`steps`: it is split into steps and scored like the solution.",
+        "`steps`: it is split into steps and scored like the solution; not with `budget.thinking`.",
     )
     stop: StopTexts = Field((), description="One to four stop strings: a solution's text ends before the first match.")
     checks: WrittenChecks | None = Field(
@@ -195,6 +195,19 @@ class SearchSettings(BaseModel):
         """Most tokens of a path's thinking."""
         budget = self.budget.thinking
         return self.max_thinking_tokens if budget is None else min(budget, self.max_thinking_tokens)
+
+    @field_validator("thinking")
+    @classmethod
+    def _has_no_budget_as_steps(cls, thinking: Thinking, info: ValidationInfo) -> Thinking:
+        budget = info.data.get("budget")
+        # A budget of 0 has no thinking written at all, if the chat template has a switch.
+        if thinking is Thinking.STEPS and budget is not None and budget.thinking:
+            raise PydanticCustomError(
+                "budget_of_steps",
+                "must be `whole` with budget.thinking: thinking that is written as steps is not told from the "
+                "solution, so it has no budget of its own",
+            )
+        return thinking
 
     @model_validator(mode="wrap")
     @classmethod

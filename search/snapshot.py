@@ -15,6 +15,7 @@ from search.tree import (
     NodeId,
     NodeStatus,
     SearchTree,
+    Span,
     Step,
     StepEnd,
     Thought,
@@ -181,6 +182,12 @@ class NodeView(BaseModel):
     def written_tokens(self) -> int:
         """Number of its tokens that the model wrote."""
         return self.tokens - sum(end - start for start, end in self.given)
+
+    @property
+    def solution(self) -> str:
+        """The text behind the thinking, as `search.tree.Step.solution`; empty for a node that was never written."""
+        text = self.text or ""
+        return text[self.thought.characters :].lstrip() if self.thought else text
 
     @property
     def is_lookahead(self) -> bool:
@@ -419,13 +426,10 @@ def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
     return {} if effect in (None, HookEffect()) else {"hook": effect._asdict()}
 
 
-def thought_as_json(thought: Thought) -> dict[str, Any]:
-    """A step's ``thought`` as in `tree_as_json`; empty if there is none."""
-    return {"thought": thought._asdict()} if thought.tokens else {}
-
-
-def _thinking_as_json(step: Step) -> dict[str, Any]:
-    return thought_as_json(step.thought) | ({"given": [list(span) for span in step.given]} if step.given else {})
+def thinking_as_json(thought: Thought, given: Sequence[Span]) -> dict[str, Any]:
+    """A step's ``thought`` and ``given`` as in `tree_as_json`, those that there are."""
+    told = {"thought": thought._asdict()} if thought.tokens else {}
+    return told | ({"given": [list(span) for span in given]} if given else {})
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:
@@ -445,6 +449,6 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,
-        **(_thinking_as_json(step) if step else {}),
+        **(thinking_as_json(step.thought, step.given) if step else {}),
         **(hook_as_json(node.hook) if node.hook else {}),
     }

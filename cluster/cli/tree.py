@@ -119,10 +119,11 @@ def _of_tree(parsed: Json) -> Json:
 
 
 def _answering(view: TreeView, text: str) -> NodeId | None:
-    """The end of the path whose text is the answer's; None if a stop text has cut it off. Results do not name it."""
+    """The end of the path whose text behind the thinking is the answer; None if a stop text has cut it off. Results do
+    not name it."""
     texts: dict[NodeId, str] = {(): ""}
     for node in sorted(view.nodes, key=lambda node: len(node.id)):
-        texts[node.id] = texts[node.id[:-1]] + (node.text or "") + (node.hook.text if node.hook else "")
+        texts[node.id] = texts[node.id[:-1]] + node.solution + (node.hook.text if node.hook else "")
         if text and texts[node.id] == text and node.status is NodeStatus.TERMINAL:
             return node.id
     return None
@@ -154,7 +155,7 @@ def _events(view: TreeView) -> Iterator[Json]:
             "type": "step_scored",
             "node": node.id,
             "text": node.text,
-            **({"hook": node.hook.model_dump()} if node.hook else {}),
+            **node.model_dump(include={"thought", "given", "hook"}),
             "reward": node.reward,
             "terminal": node.ends or node.status is NodeStatus.TERMINAL,
             "tokens": tokens,

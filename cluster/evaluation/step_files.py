@@ -230,8 +230,8 @@ def _of_tree(number: int, line: TrainingLine) -> Iterator[LabelledSolution]:
     """A step is right if a right solution goes on from it (Math-Shepherd's hard label, arXiv 2312.08935). It is wrong
     if it ends a wrong solution, or if `MIN_SOLUTIONS` go on from it and all are wrong. Solutions that begin with the
     same texts share these steps."""
-    paths = [path for path in ended_paths(line.nodes) if any(node.text for node in path)]
-    texts = [tuple(node.text for node in path if node.text) for path in paths]
+    paths = [path for path in ended_paths(line.nodes) if any(node.solution for node in path)]
+    texts = [tuple(node.solution for node in path if node.solution) for path in paths]
     all_from: Counter[tuple[str, ...]] = Counter()
     right_from: Counter[tuple[str, ...]] = Counter()
     for path, steps in zip(paths, texts, strict=True):

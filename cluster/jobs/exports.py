@@ -100,12 +100,15 @@ def _banyan(searched: Searched) -> Iterator[Json]:
 def _trl(searched: Searched) -> Iterator[Json]:
     """One example for each path. A step is labelled right if a right solution lies at or below it (Math-Shepherd's hard
     label, arXiv 2312.08935). Whitespace around a step is removed, as by the reward family ``token_class``: TRL adds its
-    own separator."""
+    own separator. Thinking is removed, too, because reward models do not read it; a path that ended in its thought is
+    left out."""
     is_right = searched.is_right()
     for path in ended_paths(searched.tree.nodes):
+        if path[0].thought and not path[0].solution:
+            continue
         yield {
             "prompt": searched.training.problem,
-            "completions": [(node.text or "").strip() for node in path],
+            "completions": [node.solution.strip() for node in path],
             "labels": [is_right(node) for node in path],
         }
 
@@ -130,22 +133,33 @@ def _verl(searched: Searched) -> Iterator[Json]:
 def _gym(searched: Searched) -> Iterator[Json]:
     """One rollout for each path, with one message for each step, whose prompt is all token ids before it, those that
     the step hook added included. What a step has up to the last tokens that the model was given, such as a thought that
-    was closed for it, is part of its prompt. Paths with a missing or infinite log-probability are left out."""
+    was closed for it, is part of its prompt. Thinking is an item before the message that has its tokens. Paths with a
+    missing or infinite log-probability are left out."""
     training, is_right = searched.training, searched.is_right()
     for path in ended_paths(searched.tree.nodes):
-        prompt, output = list(searched.prompt_token_ids), []
+        prompt, output = list(searched.prompt_token_ids), list[Json]()
         for node in path:
             ids, logprobs = node.token_ids, node.token_logprobs
             if ids is None or logprobs is None or not all(map(math.isfinite, logprobs)):
                 break
             node_id, given = ".".join(map(str, node.id)), max((end for _, end in node.given), default=0)
+            if node.thought:
+                thinking = (node.text or "")[: node.thought.characters]
+                output.append(
+                    {
+                        "id": f"rs_{training.unique_id}_{node_id}",
+                        "type": "reasoning",
+                        "status": "completed",
+                        "summary": [{"type": "summary_text", "text": thinking}],
+                    }
+                )
             output.append(
                 {
                     "id": f"msg_{training.unique_id}_{node_id}",
                     "type": "message",
                     "role": "assistant",
                     "status": "completed",
-                    "content": [{"type": "output_text", "text": node.text, "annotations": []}],
+                    "content": [{"type": "output_text", "text": node.solution, "annotations": []}],
                     "prompt_token_ids": [*prompt, *ids[:given]],
                     "generation_token_ids": ids[given:],
                     "generation_log_probs": logprobs[given:],

@@ -158,7 +158,7 @@ async def _graded(fields: dict[str, Any], matcher: AnswerMatcher) -> TrainingLin
 
 def _of_tree(line: TrainingLine) -> Iterator[Solution]:
     for path in ended_paths(line.nodes):
-        steps, end = _stripped(node.text or "" for node in path), path[-1]
+        steps, end = _stripped(node.solution for node in path), path[-1]
         if steps:
             yield Solution(steps, (end.value or 0.0) > 0, end.count)
 

@@ -17,7 +17,7 @@ _THINK = "<think>", "</think>"
 _THINK_PARSERS = (
     *("deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45", "glm45", "glm47"),
     *("granite_thinking_parser", "holo2", "hy_v3", "hy_v4", "kimi_k2", "ling3", "mimo", "minicpmv", "minimax_m2"),
-    *("nemotron_v3", "olmo3", "qwen3", "step3", "step3p5"),
+    *("nemotron_v3", "olmo3", "poolside_v1", "qwen3", "step3", "step3p5"),
 )
 MARKS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(_THINK_PARSERS, _THINK),
@@ -25,12 +25,27 @@ MARKS: dict[str, tuple[str, str]] = {
     "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "cohere_command4": ("<|START_THINKING|>", "<|END_THINKING|>"),
     "gemma4": ("<|channel>", "<channel|>"),
+    "granite": ("Here is my thought process:", "Here is my response:"),
     "k2_horizon": ("<ifm|think>", "</ifm|think>"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
 """Opening and closing mark, by parser."""
+_TEXTS = (PLAIN_TEXT, "granite")
+"""Parsers whose marks are plain text."""
+_SEVERAL_TOKENS = "its marks are several tokens each, some of which are dropped from texts"
+REFUSED = {
+    "hf": "its marks are told by the tokenizer's configuration: name the parser of the model's family",
+    "hunyuan_a13b": f"{PLAIN_TEXT} finds the same marks, and leaves <answer> and </answer> in the content",
+    "inkling": "not only its thinking, but every message ends with its closing mark",
+    "kimi_k3": _SEVERAL_TOKENS,
+    "minimax_m2_append_think": "minimax_m2 finds the same marks",
+    "muse_glimmer": "it thinks in messages to itself, which have no marks of their own",
+    "openai_gptoss": "it thinks in a channel, whose beginning and end are several tokens",
+    "plamo3": _SEVERAL_TOKENS,
+}
+"""vLLM's parsers that are not offered, and why, or which one to name instead."""
 _SENTENCES = {
     # Published with Qwen3, in the example of a thinking budget in its documentation.
     "qwen3": "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking directly "
@@ -65,6 +80,11 @@ class Marks(NamedTuple):
 
 def parser_name(given: str) -> str:
     """Raises ValueError unless it is the name of a parser, or ``none``."""
+    if given in REFUSED:
+        raise ValueError(
+            f"{given!r} is not offered: {REFUSED[given]}. With {NO_REASONING} its thinking is split into steps like "
+            "the solution, has no budget, and is told from the answer only if its marks are in the text"
+        )
     if given not in MARKS and given != NO_REASONING:
         raise ValueError(f"no parser {given!r}; there are {', '.join(sorted(MARKS))}; {NO_REASONING} for no thinking")
     return given
@@ -84,7 +104,7 @@ def marks_of(name: str | None, tokenizer: "PreTrainedTokenizerBase") -> Marks | 
         return None
     opening, closing = MARKS[found]
     sentence = _SENTENCES.get(found, "")
-    if found == PLAIN_TEXT:
+    if found in _TEXTS:
         return Marks(opening, closing, None, sentence)
     added = tokenizer.get_added_vocab()
     if missing := [mark for mark in (opening, closing) if mark not in added]:
@@ -97,11 +117,12 @@ def marks_of(name: str | None, tokenizer: "PreTrainedTokenizerBase") -> Marks | 
 
 
 def _of_template(tokenizer: "PreTrainedTokenizerBase") -> Iterator[str]:
-    """The parsers whose marks the chat template writes, and the vocabulary has as tokens."""
+    """The parsers whose marks the chat template writes, and the vocabulary has as tokens. DeepSeek-R1's first template
+    writes none, but leaves out what stands before the closing mark in earlier answers."""
     templates = tokenizer.chat_template
     source = "\n".join(templates.values()) if isinstance(templates, dict) else templates or ""
     added = tokenizer.get_added_vocab()
-    if all(mark in added and mark in source for mark in _THINK):
+    if all(mark in added for mark in _THINK) and _THINK[1] in source:
         yield "qwen3" if _QWEN3_SWITCH in source and "<|im_start|>" in added else "deepseek_r1"
     for name in _FOUND:
         if all(mark in added and mark in source for mark in MARKS[name]):

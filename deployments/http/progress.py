@@ -18,13 +18,16 @@ _HEADING = re.compile(rf"^[>\s]*{re.escape(HEADING)}\s*$", re.MULTILINE)
 
 def step_line(data: dict[str, Any]) -> str:
     """Returns a `deployments.http.replies.step_event` as one line: the step's node, reward and text, and the text of
-    the step hook. Of its thinking there is the length. Marks of thinking that are left are cut out, because clients put
-    marks around what they got here."""
+    the step hook. Of its thinking there is the number of tokens that the model wrote. Marks of thinking that are left
+    are cut out, because clients put marks around what they got here."""
     node = ".".join(map(str, data["node"]))
     reward = "" if data["reward"] is None else f" {data['reward']:.2f}"
     text, thought = data["text"], data.get("thought")
     if thought:
-        text = f"[{thought['tokens']} tokens of thinking] {text[thought['characters'] :]}"
+        written = thought["tokens"] - sum(
+            end - start for start, end in data.get("given", ()) if start < thought["tokens"]
+        )
+        text = (f"[{written} tokens of thinking] " if written else "") + text[thought["characters"] :]
     added = f" [step hook: {' '.join(hooked.split())}]" if (hooked := data.get("hook", {}).get("text")) else ""
     line = f"[{node}]{reward}{' ■' if data['terminal'] else ''} {' '.join(text.split())}{added}\n"
     return marks_replaced(line, "…")

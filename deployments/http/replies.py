@@ -15,7 +15,7 @@ from deployments.service.searches import ScoreOutcome
 from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
-from search.snapshot import hook_as_json, logprob_as_json, thought_as_json
+from search.snapshot import hook_as_json, logprob_as_json, thinking_as_json
 
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
@@ -312,7 +312,7 @@ def step_event(event: StepScored) -> Json:
         "repeats": event.repeats,
         "repeated_by": event.repeated_by,
         **hook_as_json(event.hook),
-        **thought_as_json(event.thought),
+        **thinking_as_json(event.thought, event.given),
     }
 
 
@@ -365,7 +365,8 @@ def text_completion(
 
 def rewards(model_name: str, scored: ScoreOutcome) -> Json:
     usage = _usage(scored.prompt_tokens, scored.generated_tokens)
-    return {"object": "score", "model": model_name, "rewards": list(scored.rewards), "usage": usage}
+    thoughts = {"thought_characters": list(scored.thoughts)} if scored.thoughts else {}
+    return {"object": "score", "model": model_name, "rewards": list(scored.rewards), **thoughts, "usage": usage}
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> Json:

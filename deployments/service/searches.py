@@ -66,6 +66,11 @@ class ScoreJob(NamedTuple):
     request: ScoreRequest
     prompt_tokens: int
     """Tokens of question and steps, counted by the generator's tokenizer as all tokens of a quota are."""
+    thoughts: tuple[int, ...] = ()
+    """Number of characters of each given step that are thinking, with which it begins; empty if there is none. The
+    request has the rest."""
+    unread: tuple[int, ...] = ()
+    """Indices of the given steps that are thinking alone, of which the request has nothing, in order."""
 
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
@@ -75,7 +80,10 @@ class ScoreJob(NamedTuple):
 class ScoreOutcome(NamedTuple):
     """The rewards of a path, and the tokens that its owner is charged."""
 
-    rewards: Sequence[float]
+    rewards: Sequence[float | None]
+    """One for each given step; None for a step of thinking alone."""
+    thoughts: tuple[int, ...]
+    """As in `ScoreJob`."""
     prompt_tokens: int
     """Those of the job, or those that the reward model computed where they are more: of some families every step reads
     the whole path."""
@@ -216,11 +224,13 @@ class SearchService:
         watched = self.suspects.request(job.request.search_id, slot.owner.name, job.digest)
         with watched, late_is_timeout(job.request.deadline_s):
             rows = await self._environment.scorer.score(job.request)
-        [rewards] = rows
+        [row] = rows
+        rewards: list[float | None] = list(row)
+        for index in job.unread:
+            rewards.insert(index, None)
         cost: ScoringCost = getattr(rows, "cost", ScoringCost())
-        outcome = ScoreOutcome(
-            rewards, max(job.prompt_tokens, cost.prompt_tokens - cost.cached_tokens), cost.generated_tokens
-        )
+        prompt_tokens = max(job.prompt_tokens, cost.prompt_tokens - cost.cached_tokens)
+        outcome = ScoreOutcome(rewards, job.thoughts, prompt_tokens, cost.generated_tokens)
         slot.charged += outcome.prompt_tokens - job.prompt_tokens + outcome.generated_tokens
         return outcome
 

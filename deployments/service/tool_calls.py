@@ -142,7 +142,8 @@ class CallReader(ABC):
 class WrittenCalls(CallReader):
     """Calls that a model may write among its text.
 
-    In the search an answer is a path's whole text; the reader is its matcher, for which equal calls are one answer.
+    In the search an answer is a path's whole text, unless that is thinking alone; the reader is its matcher, for which
+    equal calls are one answer.
     Other texts are grouped by the answers in them, or where these have none, as they are.
     """
 
@@ -154,10 +155,10 @@ class WrittenCalls(CallReader):
 
     def environment(self, shared: SearchEnvironment) -> SearchEnvironment:
         self._shared = shared
-        return replace(shared, matcher=self, extract_answer=str, context_tokens=self._wanted.context_tokens)
+        return replace(shared, matcher=self, extract_answer=_with_content, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        return self._said[outcome.tree.answer_of(node) or ""]
+        return self._said.get(outcome.tree.answer_of(node) or "", Said(""))
 
     async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
         """See `AnswerMatcher.grouping`."""
@@ -187,6 +188,10 @@ class WrittenCalls(CallReader):
         if said.calls:
             return calls_answer(said.calls, self._wanted.exclude_arguments)
         return self._shared.extract_answer(said.content)
+
+
+def _with_content(text: str) -> str | None:
+    return None if text and parts(text).start == len(text) else text
 
 
 class ForcedCalls(CallReader):

@@ -23,7 +23,8 @@ async def select_answer(
     wait_s: float = WAIT_S,
     alike: bool = False,
 ) -> AnswerSelection[Node]:
-    """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
+    """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules. If
+    no path has an answer, one with content is preferred to one that ended in its thought.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     If ``alike``, each path has one vote, however often it was written.
@@ -44,6 +45,13 @@ async def select_answer(
     else:
         groups, unread = await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
+    if not given:
+        with_content: list[Candidate[Node]] = []
+        for candidate in candidates:
+            if not tree.ends_in_thought(candidate.node):
+                with_content.append(candidate)
+            await turns.pass_on()
+        candidates = with_content or candidates
     ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import NO_THOUGHT, HookEffect, Node, NodeId, NodeStatus, SearchTree, StepEnd, Thought
+from search.tree import NO_THOUGHT, HookEffect, Node, NodeId, NodeStatus, SearchTree, Span, StepEnd, Thought
 
 
 class StopReason(StrEnum):
@@ -242,6 +242,8 @@ class StepScored(NamedTuple):
     """What the step hook did with the step; None if it was not called."""
     thought: Thought = NO_THOUGHT
     """The thinking with which the text begins."""
+    given: tuple[Span, ...] = ()
+    """Spans of the step's tokens that the model was given and did not write."""
 
 
 class StepsPruned(NamedTuple):

@@ -646,6 +646,7 @@ class _Search:
             repeated_by=tuple(sibling.id for sibling in node.repeated_by),
             hook=node.hook,
             thought=step.thought if step else NO_THOUGHT,
+            given=step.given if step else (),
         )
 
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:

@@ -226,6 +226,11 @@ class SearchTree:
         """The mark of the thought in which the path to a node ends; empty if it ends in none."""
         return open_thought(self.beginning + node.text)
 
+    def ends_in_thought(self, node: Node) -> bool:
+        """Whether the path to a node is thinking alone, without content."""
+        text = self.text_of(node)
+        return bool(text) and self.parts_of(node).start == len(text)
+
     def thinking_of(self, node: Node) -> str:
         """The thinking with which the path to a node begins, as it was written, marks included."""
         return "".join(step.text[: step.thought.characters] for step in node.steps)

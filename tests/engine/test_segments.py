@@ -1,13 +1,14 @@
 """A whole solution splits into the segments that step-by-step generation writes, whatever marks the thinking."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.reasoning import MARKS, NO_REASONING, PLAIN_TEXT, Marks, marks_of
+from deployments.engines.reasoning import MARKS, NO_REASONING, PLAIN_TEXT, REFUSED, Marks, marks_of, parser_name
 from deployments.engines.segments import Draft, GivenTokens, Task, Until, first_segment, following
 from deployments.engines.step_splitter import StepSplitter
 from search.answers.thoughts import open_thought, without_thoughts
@@ -180,7 +181,12 @@ def test_a_special_mark_in_the_prompt_is_told_where_texts_keep_it() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "template", "sentence"),
-    [("tokens", QWEN3_TEMPLATE, True), ("tokens", DEEPSEEK_R1_TEMPLATE, False), ("special", "[THINK][/THINK]", False)],
+    [
+        ("tokens", QWEN3_TEMPLATE, True),
+        ("tokens", DEEPSEEK_R1_TEMPLATE, False),
+        ("tokens", DEEPSEEK_R1_TEMPLATE.replace("<think>\\n", ""), False),
+        ("special", "[THINK][/THINK]", False),
+    ],
 )
 def test_a_parser_is_found_from_the_chat_template(kind: str, template: str, sentence: bool) -> None:
     tokenizer = thinking_vocabulary(kind, template)
@@ -235,25 +241,48 @@ class AnyTokenizer:
         return [self.vocab[text]]
 
 
-WITHOUT_MARKS = {
-    "granite": "sentences",
-    "hf": "a description in the tokenizer's configuration",
-    "hunyuan_a13b": "several tokens",
-    "inkling": "the end of a message",
-    "kimi_k3": "several tokens",
-    "minimax_m2_append_think": "only writes the opening mark",
-    "muse_glimmer": "the receiver of a message",
-    "openai_gptoss": "channels",
-    "plamo3": "marks that `search.answers.thoughts` does not read",
-    "poolside_v1": "chooses among others",
-}
-"""vLLM's reasoning parsers that are not taken, and what they tell thinking by."""
-
-
 def test_the_marks_are_those_of_vllms_parsers() -> None:
     from vllm.reasoning import _REASONING_PARSERS_TO_REGISTER, ReasoningParserManager
 
-    assert MARKS.keys() - {PLAIN_TEXT} == _REASONING_PARSERS_TO_REGISTER.keys() - WITHOUT_MARKS.keys()
-    for name in MARKS.keys() - {PLAIN_TEXT, "deepseek_v3"}:  # which chooses by the template's arguments
+    def vllms(name: str) -> Any:
+        return ReasoningParserManager.get_reasoning_parser(name)(AnyTokenizer())  # type: ignore[arg-type]
+
+    assert _REASONING_PARSERS_TO_REGISTER.keys() == MARKS.keys() - {PLAIN_TEXT} | REFUSED.keys()
+    for name in MARKS.keys() - {PLAIN_TEXT, "deepseek_v3", "poolside_v1"}:  # these choose by the template's arguments
+        parser = vllms(name)
+        if name == "granite":
+            marks = parser.valid_think_starts[1], parser.valid_response_starts[1]
+        else:
+            marks = parser.reasoning_start_str, parser.reasoning_end_str
+        assert marks == MARKS[name], name
+    [*of_granite] = vllms("granite").extract_reasoning("{}\nOr 41?\n{}\n\n42".format(*MARKS["granite"]), None)
+    assert [part.strip() for part in of_granite] == ["Or 41?", "42"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_parser_without_marks_that_are_tokens_is_refused_with_what_to_do(name: str) -> None:
+    from vllm.reasoning import ReasoningParserManager
+
+    with pytest.raises(ValueError, match=rf"'{name}' is not offered: .*With none its thinking") as refused:
+        parser_name(name)
+    instead = {"hunyuan_a13b": PLAIN_TEXT, "minimax_m2_append_think": "minimax_m2"}.get(name)
+    if instead:
+        assert instead in str(refused.value)
+        assert parser_name(instead) == instead
+    elif name != "hf":  # which has other marks for each tokenizer
         parser = ReasoningParserManager.get_reasoning_parser(name)(AnyTokenizer())  # type: ignore[arg-type]
-        assert (parser.reasoning_start_str, parser.reasoning_end_str) == MARKS[name], name
+        marks = parser.reasoning_start_str, parser.reasoning_end_str
+        several = None not in marks and name in ("kimi_k3", "plamo3")
+        assert several or marks == (None, None) or marks[1] == "<|end_message|>", marks
+
+
+def test_granites_thoughts_are_found_as_text() -> None:
+    marks = marks_of("granite", thinking_vocabulary("text"))
+    assert marks is not None
+    assert marks.tokens is None
+    text = f"{marks.opening}\nOr 41?\n{marks.closing}\n\nIt is 42."
+    tokenizer = thinking_vocabulary("text")
+    splitter = StepSplitter(tokenizer, DELIMITER, frozenset({tokenizer.eos_token_id}), marks)
+    ids = ChatEncoder(tokenizer, marks).encode_text(text, written=True)
+    [step] = splitter.split((), ids, cut_off=False, thought=splitter.thought_in((), ids, opened=False))
+    assert (step.text[: step.thought.characters] + "\n\n" + step.solution, step.solution) == (text, "It is 42.")

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+import tests.ray_environment  # noqa: F401  # before vLLM imports Ray
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM's imports warn about torch
     import deployments.engines.lifecycle  # noqa: F401

@@ -1,7 +1,7 @@
 """The endpoint's own application over a generator that does arithmetic without an engine: real routes, real searches.
 
 Some questions are special: `LARGE` grows wide trees of distinct steps, `HOSTILE` gets steps that try to be more than
-text.
+text, and each solution of `THOUGHTFUL` begins with `THINKING`.
 """
 
 import asyncio
@@ -19,12 +19,14 @@ import uvicorn
 from cluster.launch.application import free_port
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Child, ChildGroup, ExpandRequest, ScoreRequest, StopCondition
-from search.tree import Step, StepEnd
+from search.tree import NO_THOUGHT, Step, StepEnd, Thought
 from tests.unit.http.http_world import World
 
 QUESTION = "Start with 149. Multiply by 3. Add 229. Add 2. Add 19. Subtract 339. What is the result?"
 LARGE = "Large. Start with 1." + " Add 1." * 9
 HOSTILE = "Hostile. Start with 1. Add 2. Add 3."
+THOUGHTFUL = "Thoughtful. Start with 1. Add 2. Add 3."
+THINKING = "<think>\n🤔 One and two.\n</think>"
 FRAMED = "a\u202eb\u2066c\u200b\u200dd\ufeff"
 TEXTS = (
     "<script>document.title = 'owned'; window.owned = 1</script>",
@@ -77,13 +79,17 @@ class Arithmetic:
         steps: list[Step] = []
         while not steps or (whole and steps[-1].end is StepEnd.DELIMITER):
             text, ends = _next(question, texts, random.Random(seed + len(texts)))
+            thought = NO_THOUGHT
+            if not texts and question.startswith("Thoughtful"):
+                text, thought = f"{THINKING}\n\n{text}", Thought(3, len(THINKING))
             texts.append(text)
             number = self._numbers.setdefault(text, len(self._texts))
             if number == len(self._texts):
                 self._texts.append(text)
             tokens = (FIRST_STEP + number,) * 7
             each = tuple(-0.02 - 0.7 * ((number * 37 + index * 11) % 10) / 10 for index in range(len(tokens)))
-            steps.append(Step(tokens, text, StepEnd.END_OF_SEQUENCE if ends else StepEnd.DELIMITER, sum(each), each))
+            end = StepEnd.END_OF_SEQUENCE if ends else StepEnd.DELIMITER
+            steps.append(Step(tokens, text, end, sum(each), each, thought))
         return tuple(steps)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cluster.cli.main import app
 from tests.page.conftest import KEY, Visit, ask, direct, figure
-from tests.page.stand_in import FRAMED, HOSTILE, LARGE, QUESTION, TEXTS
+from tests.page.stand_in import FRAMED, HOSTILE, LARGE, QUESTION, TEXTS, THINKING, THOUGHTFUL
 
 BEAM = {"strategy": "beam_search", "n": 16}
 SLOWEST_FRAME_MS = 100
@@ -132,6 +132,20 @@ def test_a_step_is_read_by_keyboard_and_by_mouse(endpoint: str, visit: Visit) ->
     is_shown()
 
 
+def test_thinking_is_set_apart_in_a_step(endpoint: str, visit: Visit) -> None:
+    page = visit(endpoint)
+    ask(page, THOUGHTFUL)
+    answered(page)
+    page.get_by_role("tree").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    step = page.locator(".step pre").first
+    assert step.locator(".thinking").text_content() == THINKING
+    solution = (step.text_content() or "").removeprefix(THINKING).strip()
+    assert solution.startswith("1 + 2 = ")
+    assert (page.get_by_role("treeitem").get_attribute("aria-label") or "").endswith(solution)
+
+
 def test_two_searches_stand_side_by_side(endpoint: str, visit: Visit) -> None:
     page = visit(endpoint)
     page.check("#compare")
@@ -157,9 +171,9 @@ def test_budget_effort_and_settings_are_sent(endpoint: str, visit: Visit) -> Non
     page = visit(endpoint)
     sent: list[dict[str, object]] = []
     page.on("request", lambda request: sent.append(json.loads(request.post_data)) if request.post_data else None)
-    ask(page, QUESTION, more='{"m": 2}', tokens="5000", nodes="50", seconds="9.5")
+    ask(page, QUESTION, more='{"m": 2}', tokens="5000", nodes="50", seconds="9.5", thinking="0")
     answered(page)
-    budget = {"tokens": 5000, "nodes": 50, "seconds": 9.5}
+    budget = {"tokens": 5000, "nodes": 50, "seconds": 9.5, "thinking": 0}
     assert sent[0]["search"] == {"strategy": "beam_search", "n": 16, "m": 2, "budget": budget, "logprobs": True}
     assert "store" in sent[0]
     page.uncheck("[name=keep]")

@@ -16,7 +16,7 @@ from search.run.report import SearchOutcome
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus
 from tests.unit.handle_fakes import HandleOf
-from tests.unit.search.search_fakes import Bench, FakeGenerator
+from tests.unit.search.search_fakes import Bench, FakeGenerator, ThinkingGenerator
 from tests.unit.search.search_settings import BUDGETS, LIMITS, SEARCHES, VARIETY
 
 SOLUTIONS = {"strategy": "best_of_n", "n": 6}
@@ -36,6 +36,7 @@ def calls(generator: FakeGenerator) -> Generator:
     order=st.integers(1, 1 << 20),
     variety=VARIETY,
     short=st.none() | st.integers(0, 1 << 20),
+    thinking=st.sampled_from([None, {}, {"thinking": 5}]),
 )
 def test_interruptions_change_neither_the_tree_nor_its_cost(
     wanted: dict[str, Any],
@@ -45,14 +46,19 @@ def test_interruptions_change_neither_the_tree_nor_its_cost(
     order: int,
     variety: int | None,
     short: int | None,
+    thinking: dict[str, int] | None,
 ) -> None:
-    """Nor where the generator gives branches back: it gives back the same ones, in the first group that arrives."""
+    """Nor where the generator gives branches back: it gives back the same ones, in the first group that arrives; nor
+    where it thinks. ``thinking``: its budget; None: it does not."""
 
     async def search(order: int, interruptions: int) -> SearchOutcome:
         bench = Bench(order, variety=variety)
+        surroundings: dict[str, Any] = {}
+        if thinking is not None:
+            bench.generator, surroundings = ThinkingGenerator(order, variety=variety), {"thinking_context": 1000}
         bench.generator.interruptions, bench.generator.short_of_memory = interruptions, short
         bench.through = calls
-        outcome = await bench.search(wanted | limits | {"budget": budget})
+        outcome = await bench.search(wanted | limits | {"budget": budget | (thinking or {})}, **surroundings)
         bench.check_idle()
         return outcome
 

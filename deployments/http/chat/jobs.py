@@ -29,6 +29,7 @@ from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.answers.checks import Checks, checks_of
+from search.answers.thoughts import parts
 from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.settings import SearchSettings, Thinking
@@ -103,6 +104,7 @@ class Jobs:
         """The reward model with the shortest context; None for a function."""
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._runs_programs = config.execution is not None
+        self._scores_thinking = config.controller.prm_reads_thinking
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
         self._resolver = resolver
@@ -127,7 +129,7 @@ class Jobs:
         default = default_of(request.reasoning_effort, now)
         side_call = not tools and is_side_call(request, now.side_calls)
         if side_call:
-            request, default = as_side_call(request, default)
+            request, default = as_side_call(request, default, self._encoder.marks is not None)
         elif tools:
             default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)
@@ -314,29 +316,49 @@ class Jobs:
         return CompletionJob(request, body.n)
 
     def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreJob:
-        """Returns the job that scores the steps of a path.
+        """Returns the job that scores the steps of a path, without the thinking with which it begins if searches score
+        none.
 
         Raises:
             NotFound: unknown model.
-            BadRequest: more steps than a path may have, far more characters than the reward model's context holds, or
-                a text cannot be tokenized.
+            BadRequest: more steps than a path may have, far more characters than the reward model's context holds, a
+                text cannot be tokenized, or the steps are thinking alone.
         """
         if body.model is not None:
             self.check_model(body.model)
         limits = self._live.now.limits
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
-        texts = {"question": body.question, **{f"steps.{index}": step for index, step in enumerate(body.steps)}}
+        thoughts = self._thoughts_in(body.steps)
+        solution = {
+            index: step[thought:].lstrip() if thought else step
+            for index, (step, thought) in enumerate(zip(body.steps, thoughts, strict=True))
+            if thought < len(step)
+        }
+        if not solution:
+            raise BadRequest("steps are thinking alone, which the reward model does not read", "steps")
+        texts = {"question": body.question, **{f"steps.{index}": step for index, step in solution.items()}}
         characters, prm = sum(map(len, texts.values())), self._prm
         if prm is not None and characters > prm.max_characters:
             fault = f"the PRM's context is {prm.max_model_len} tokens; a path of {characters} characters has more"
             raise BadRequest(fault, "steps", "context_length_exceeded")
         tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
-        item = ScoreItem(tuple(body.steps), len(body.steps), ended=True)
+        item = ScoreItem(tuple(solution.values()), len(solution), ended=True)
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
         checks = checks_of(body.question) if self._runs_programs else None
-        asked = ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane, checks)
-        return ScoreJob(asked, tokens)
+        request = ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane, checks)
+        unread = (index for index in range(len(body.steps)) if index not in solution)
+        return ScoreJob(request, tokens, thoughts if any(thoughts) else (), tuple(unread))
+
+    def _thoughts_in(self, steps: Sequence[str]) -> tuple[int, ...]:
+        """Returns the number of characters of each step that are thinking, which the reward model does not read."""
+        if self._encoder.marks is None or self._scores_thinking:
+            return (0,) * len(steps)
+        left, found = parts("".join(steps)).start, []
+        for step in steps:
+            found.append(min(left, len(step)))
+            left -= found[-1]
+        return tuple(found)
 
     def _too_long(self, tokens: str, context: int) -> BadRequest:
         fault = f"the prompt has {tokens}, which leaves no room to answer"

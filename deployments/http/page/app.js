@@ -94,7 +94,7 @@ function asked(form, index) {
   const value = (name, place = field) => place.querySelector(`[name=${name}]`).value.trim();
   const how = value("how");
   const seed = value("seed") === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Number(value("seed"));
-  const budget = ["tokens", "nodes", "seconds"].filter((name) => value(name, form)).map((name) => [name, Number(value(name, form))]);
+  const budget = ["tokens", "nodes", "seconds", "thinking"].filter((name) => value(name, form)).map((name) => [name, Number(value(name, form))]);
   const search = { logprobs: true, ...(budget.length ? { budget: Object.fromEntries(budget) } : {}) };
   const effort = how.startsWith("effort:") ? how.slice(7) : null;
   const name = field.querySelector("[name=how]").selectedOptions[0].dataset.width;

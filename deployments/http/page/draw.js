@@ -195,7 +195,7 @@ function labels(context, nodes, { camera, theme, moment, model, answering, selec
     const room = inner ? camera.across - 14 : Math.min(camera.across - size - 30, camera.width - x - 6);
     context.textAlign = inner ? "center" : "left";
     context.font = `${strong ? "600 " : ""}${camera.down >= 20 ? 12 : 11}px ${theme.font}`;
-    const text = fitted(plainLine(node.text), room, context);
+    const text = fitted(lineOf(node), room, context);
     const long = context.measureText(text).width;
     const box = { left: inner ? x - long / 2 : x, right: inner ? x + long / 2 : x + long, y };
     if (placed.some((other) => Math.abs(other.y - y) < 13 && other.left < box.right && box.left < other.right)) continue;
@@ -207,8 +207,9 @@ function labels(context, nodes, { camera, theme, moment, model, answering, selec
 }
 
 // One line without invisible characters and without marks that would turn the text around.
-export function plainLine(text) {
-  return text.slice(0, 400).replace(/\s+/gu, " ").replace(/[\p{Cc}\p{Cf}]/gu, "").trim();
+// The beginning of a step in one line, without its thinking if anything stands behind that.
+export function lineOf({ text, thinking }) {
+  return ((text ?? "").slice(thinking.length).trim() || text || "").slice(0, 400).replace(/\s+/gu, " ").replace(/[\p{Cc}\p{Cf}]/gu, "").trim();
 }
 
 function fitted(text, room, context) {

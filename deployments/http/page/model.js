@@ -5,7 +5,7 @@ const NEVER = Infinity;
 
 function makeNode(id, parent) {
   return {
-    id, parent, key: id.join("."), text: null, hook: null, reward: null, score: null, logprob: null, tokens: 0, prefix: 0,
+    id, parent, key: id.join("."), text: null, thinking: "", hook: null, reward: null, score: null, logprob: null, tokens: 0, prefix: 0,
     cached: null, ends: false, ahead: id.some((index) => index < 0),
     born: NEVER, prunedAt: NEVER, repeats: null, copies: [], below: [], seen: NEVER, x: null, y: null,
   };
@@ -113,6 +113,7 @@ export class SearchModel {
       logprob: event.logprob ?? null, tokens: event.step_tokens ?? 0, prefix: event.prefix_tokens ?? 0,
       cached: event.cached_tokens ?? null, ends: Boolean(event.terminal), born: this.length + 1,
     });
+    node.thinking = event.thought ? [...node.text].slice(0, event.thought.characters).join("") : ""; // counted in code points
     const first = event.repeats ? this.#node(event.repeats) : null;
     node.repeats = first === node ? null : first;
     for (const id of event.repeated_by ?? []) {

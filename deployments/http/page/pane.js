@@ -1,6 +1,6 @@
 // One search on the page: its tree, the slider through time, the selected step, the answer with its vote and cost.
 
-import { Camera, draw, nearest, plainLine, radius, readTheme } from "./draw.js";
+import { Camera, draw, lineOf, nearest, radius, readTheme } from "./draw.js";
 import { tidy } from "./layout.js";
 import { SearchModel } from "./model.js";
 
@@ -15,9 +15,9 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
+const textOf = ({ text, thinking, hook }) => [element("i", thinking, "thinking"), (text ?? "").slice(thinking.length), ...(hook?.text ? [element("ins", hook.text)] : [])];
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
 const bill = (written, read, seconds) => `${count(Math.round(written))} tokens written, ${count(read)} read, ${decimals(seconds, 1)}\u00a0s`;
-const withAdded = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
 
 export function element(tag, text, className) {
   const made = document.createElement(tag);
@@ -184,7 +184,7 @@ export class Pane {
       const said = { level: node.level + 1, posinset: node.number + 1, setsize: node.above?.below.length ?? 1, selected: true };
       for (const [name, value] of Object.entries(said)) this.active.setAttribute(`aria-${name}`, value);
       const reward = node.reward === null ? "" : `, reward ${decimals(node.reward)}`;
-      const label = node.parent ? `Step ${node.key}${reward}: ${plainLine(node.text ?? "").slice(0, 200)}` : "The question";
+      const label = node.parent ? `Step ${node.key}${reward}: ${lineOf(node).slice(0, 200)}` : "The question";
       this.active.setAttribute("aria-label", label);
     }
     this.#showStep();
@@ -198,13 +198,13 @@ export class Pane {
     if (!node) return;
     const [text, whole] = this.step.querySelectorAll("pre");
     this.step.querySelector("h3").textContent = node.parent ? `Step ${node.key}` : "Question";
-    text.replaceChildren(...(node.parent ? withAdded(node) : [this.model.about.question ?? ""]));
+    text.replaceChildren(...(node.parent ? textOf(node) : [this.model.about.question ?? ""]));
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
     hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
     this.step.querySelector("details").hidden = !node.parent;
-    whole.replaceChildren(...this.model.path(node).flatMap(withAdded));
+    whole.replaceChildren(...this.model.path(node).flatMap(textOf));
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);
   }
 
@@ -231,12 +231,10 @@ export class Pane {
   #showResult() {
     const { model, result } = this;
     const block = model.search;
-    this.finished = true;
-    result.hidden = false;
+    [this.finished, result.hidden] = [true, false];
     this.root.querySelector("h2").textContent = this.title;
-    const answer = block.answer ?? model.answer;
     const said = result.querySelector(".answer");
-    said.textContent = answer || "none found";
+    said.textContent = (block.answer ?? model.answer) || "none found";
     said.classList.toggle("long", said.textContent.length > 40);
     result.querySelector(".vote").replaceChildren(...(block.answers ?? []).map((group) => this.#group(group)));
     const cached = block.prefix_tokens ? block.cached_tokens / block.prefix_tokens : 0;

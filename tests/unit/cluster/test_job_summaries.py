@@ -34,6 +34,7 @@ from search.tree import Node, NodeStatus
 SCORES = st.sampled_from([None, 0.0, 0.25, 0.5, 1.0])
 GROUPS = st.sampled_from([None, 0, 1, 2])
 RIGHT_GROUP = 1
+THINKING = "<think>2, or 3?</think>"
 ADDED = [70, 71, 72]
 """Tokens that the step hook added to the first step of a problem."""
 SAMPLES = st.lists(
@@ -175,7 +176,9 @@ class TestExports:
         given.write_text("".join(json.dumps(line) + "\n" for line in lines))
         endpoint.trees = {"q1": with_tokens(tree_of("3", "2", None)), "q2": with_tokens(tree_of("3"))}
         endpoint.trees["q2"]["nodes"][0]["hook"] = {"text": "as you say\n\n", "token_ids": ADDED}
-        endpoint.trees["q2"]["nodes"][0]["given"] = [[1, 2]]
+        thinker = endpoint.trees["q2"]["nodes"][0]
+        thinker |= {"text": f"{THINKING}\n\n{thinker['text']}", "thought": {"tokens": 2, "characters": len(THINKING)}}
+        thinker["given"] = [[1, 2]]
         arguments = ["--export", exported, "--export-format", kind, "--url", endpoint.url]
         ended = CliRunner().invoke(
             app, ["batch", str(given), str(out), *map(str, arguments)], env={"BANYAN_API_KEY": ""}
@@ -216,8 +219,13 @@ class TestExports:
         assert [rollout["reward"] for rollout in rollouts if question_of(rollout) == "q1"] == [0.0, 1.0, 0.0]
         assert {question_of(rollout) for rollout in rollouts} == {"q1", "q2"}  # q0 has no known tokens
         for rollout in rollouts:
-            messages = [MessageForTraining.model_validate(each) for each in rollout["response"]["output"]]
             path, written, with_hook = [1, 2, 3], 0, question_of(rollout) == "q2"
+            output = rollout["response"]["output"]
+            if with_hook:
+                thought = output.pop(0)
+                assert (thought["type"], thought["summary"][0]["text"]) == ("reasoning", THINKING)
+            messages = [MessageForTraining.model_validate(each) for each in output]
+            assert not any("think" in part["text"] for each in output for part in each["content"])
             for number, message in enumerate(messages):
                 assert message.prompt_token_ids[: len(path)] == path
                 given = len(message.prompt_token_ids) - len(path)

@@ -9,6 +9,7 @@ from http_world import World, chat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from pydantic import ValidationError
 
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.choices import ChoiceOptions, choices, thinking_tokens
@@ -95,6 +96,16 @@ async def test_of_told_thinking_the_progress_has_the_length(make_world: MakeWorl
     assert line["choices"][0]["delta"]["reasoning"].endswith(f"■ [3 tokens of thinking] {CONTENT}\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [([], "[9 tokens of thinking] "), ([[0, 1], [5, 9], [12, 14]], "[4 tokens of thinking] "), ([[0, 9]], "")],
+)
+def test_progress_counts_the_thinking_that_the_model_wrote(given: list[list[int]], told: str) -> None:
+    thought = {"tokens": 9, "characters": 3}
+    event = {"node": [0], "reward": None, "terminal": False, "text": "hm\nSix", "thought": thought, "given": given}
+    assert step_line(event) == f"[0] {told}Six\n"
+
+
 @pytest.mark.parametrize("text", ["<think>\nsix sevens, \\boxed{42}", "<think>six \\boxed{42}…"])
 async def test_thinking_that_never_ends_is_no_content(thinking_world: World, text: str) -> None:
     thinking_world.generator.texts = [text]
@@ -107,6 +118,26 @@ async def test_thinking_that_never_ends_is_no_content(thinking_world: World, tex
     chunks = await streamed(thinking_world, **opened)
     assert deltas(chunks, "content") == ""
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_vote_without_answers_returns_a_path_with_content(thinking_world: World) -> None:
+    vote = {"strategy": "self_consistency", "n": 2}
+    thinking_world.generator.texts = ["<think>six…", "<think>six</think>Seven"]
+    [choice] = (await replied(thinking_world, search=vote))["choices"]
+    assert (choice["message"]["content"], choice["answer"]) == ("Seven", None)
+    thinking_world.generator.texts = ["<think>a</think>Six", "<think>b</think>Seven"]
+    [choice] = (await replied(thinking_world, search=vote))["choices"]
+    assert choice["message"]["content"] == "Six", "otherwise it is the first"
+
+
+async def test_a_vote_on_calls_returns_a_path_with_content(make_world: MakeWorld) -> None:
+    world = make_world(thinks=True, tool_calls="vote")
+    tool = {"type": "function", "function": {"name": "weather"}}
+    for texts, content in (["<think>six…", "<think>six</think>Seven"], "Seven"), (["<think>six…"], ""):
+        world.generator.texts = texts
+        search = {"strategy": "self_consistency", "n": 2}
+        [choice] = (await replied(world, tools=[tool], search=search))["choices"]
+        assert (choice["message"]["content"], choice["answer"]) == (content, None)
 
 
 async def test_every_choice_has_its_own_thinking(thinking_world: World) -> None:
@@ -148,6 +179,14 @@ async def test_content_may_speak_of_marks(world: World, text: str) -> None:
     world.generator.texts = [text]
     [choice] = (await replied(world, search={"strategy": "best_of_n", "n": 1}))["choices"]
     assert (choice["message"]["content"], choice["message"]["reasoning"]) == (text, None)
+
+
+async def test_a_thought_in_the_solution_is_content_without_an_answer(make_world: MakeWorld) -> None:
+    world = make_world(thinks=True, default_search={"strategy": "best_of_n", "n": 1})
+    content = "It is \\boxed{42}.\n<think>\nOr \\boxed{41}?\n</think>\nNo."
+    world.generator.texts = [f"<think>\nhm\n</think>\n\n{content}"]
+    [choice] = (await replied(world))["choices"]
+    assert (choice["message"]["content"], choice["message"]["reasoning"], choice["answer"]) == (content, "hm", "42")
 
 
 async def test_calls_are_read_behind_the_thinking(thinking_world: World) -> None:
@@ -294,6 +333,42 @@ class TestBudget:
         _, notes = await self.asked(thinking, search={"budget": {"thinking": 0}, "thinking": "steps"})
         assert len(notes) == 1
 
+    async def test_a_budget_of_thinking_as_steps_is_refused(self, make_world: MakeWorld) -> None:
+        world = make_world(thinks=True, efforts={"low": {"strategy": "greedy", "budget": {"thinking": 9}}})
+        for fields in (
+            {"search": {"thinking": "steps", "budget": {"thinking": 9}}},
+            {"search": {"thinking": "steps"}, "reasoning_effort": "low"},
+        ):
+            response = await world.client.post(CHAT, json=chat(**fields))
+            assert response.status_code == 400
+            error = response.json()["error"]
+            assert error["param"] == "search.thinking"
+            assert "must be `whole` with budget.thinking" in error["message"]
+        with pytest.raises(ValidationError, match=r"must be `whole` with budget\.thinking"):
+            make_world(default_search={"strategy": "greedy", "thinking": "steps", "budget": {"thinking": 9}})
+        await replied(world, search={"thinking": "steps"}, reasoning_effort="none")
+
+
+class TestScore:
+    STEPS = ("<think>\n2 or 3?\n\n", "It is 2.\n</think>\n\nSo 2.\n\n", "\\boxed{2}")
+
+    @pytest.mark.parametrize("reads", [False, True])
+    async def test_thinking_is_told_and_not_scored(self, make_world: MakeWorld, reads: bool) -> None:
+        world = make_world(thinks=True, prm_reads_thinking=reads)
+        body = {"model": "m", "question": "x", "steps": self.STEPS}
+        scored = (await world.client.post("/v1/score", json=body)).json()
+        if reads:
+            assert "thought_characters" not in scored
+            assert None not in scored["rewards"]
+            return
+        first, *rewards = scored["rewards"]
+        assert first is None
+        assert scored["thought_characters"] == [len(self.STEPS[0]), self.STEPS[1].index("So"), 0]
+        alone = {**body, "steps": ["So 2.\n\n", "\\boxed{2}"]}
+        assert (await world.client.post("/v1/score", json=alone)).json()["rewards"] == rewards
+        refused = await world.client.post("/v1/score", json={**body, "steps": self.STEPS[:1]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "steps")
+
 
 class TestHistory:
     """What clients send back of earlier replies."""
@@ -333,6 +408,17 @@ class TestHistory:
         text = f"<think>{THINKING}</think>{CONTENT}"
         assert await self.told(world, content=text) == text
         assert await self.told(world, content=text, reasoning_content="another") == "another" + CONTENT
+
+    async def test_reasoning_items_of_a_response_are_dropped(self, thinking_world: World) -> None:
+        thinking_world.generator.texts = [WRITTEN["opened by the model"][0]]
+        question = {"role": "user", "content": "a"}
+        reply = await thinking_world.client.post(RESPONSES, json={"model": "m", "input": [question]})
+        output = reply.json()["output"]
+        assert [item["type"] for item in output] == ["reasoning", "message"]
+        thinking_world.generator.prompts.clear()
+        again = {"model": "m", "input": [question, *output, question]}
+        assert (await thinking_world.client.post(RESPONSES, json=again)).status_code == 200
+        assert thinking_world.generator.prompts[0] == f"<user>a<assistant>{CONTENT}<user>a"
 
     async def test_the_reward_model_reads_no_thinking_of_earlier_turns(self, make_world: MakeWorld) -> None:
         world = make_world(prm_reads="conversation")

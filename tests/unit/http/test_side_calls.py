@@ -101,7 +101,7 @@ def test_malformed_settings_are_refused(settings: dict[str, Any], path: tuple[An
 
 def test_what_every_search_has_in_the_default_stays() -> None:
     default = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": 99, "budget": {"tokens": 500}}
-    request, search = as_side_call(ChatRequest.parse(chat(messages=TITLE, temperature=0.7)), default)
+    request, search = as_side_call(ChatRequest.parse(chat(messages=TITLE, temperature=0.7)), default, thinks=False)
     assert request.temperature is None
     assert search == {"strategy": "greedy", "max_path_tokens": 99, "budget": {"tokens": 500}}
 
@@ -124,6 +124,15 @@ async def test_they_are_answered_greedily_and_the_reply_says_so(make_world: Make
 
         question = (await client.post(CHAT, json=chat())).json()
         assert (question["search"]["strategy"], question["search"]["notes"]) == ("beam_search", [])
+
+
+@pytest.mark.asyncio
+async def test_they_need_no_thinking(make_world: MakeWorld) -> None:
+    world = make_world(side_calls={}, thinks=True)
+    async with world.client as client:
+        reply = (await client.post(CHAT, json=chat(messages=TITLE))).json()
+    assert reply["search"]["notes"] == [NOTE]
+    assert world.generator.prompts[0].endswith("<enable_thinking=False>")
 
 
 @pytest.mark.asyncio
