@@ -465,7 +465,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
         prefix = len(path) - len(draft.token_ids)
         solution = prefix + draft.thought if draft.thought else draft.task.solution
         run = await self._programs.run(tool, running.splitter.text(path[solution:]))
-        output = tuple(running.chat.encode_text(output_block(run.output), written=True))
+        try:
+            output = tuple(running.chat.encode_text(output_block(run.output)))
+        except ValueError:
+            run = run._replace(output="ValueError: the output is not valid text\n", failed=True)
+            output = tuple(running.chat.encode_text(output_block(run.output)))
         segment = behind_program(draft, output)
         use = draft.child.tool
         use = ToolUse(
