@@ -51,8 +51,9 @@ class ProgramRunner:
             return await _by_function(tool, [each.source for each in written])
         sources = [each.source for each in _with_variables(written)]
         limits = Limits(tool.seconds, tool.memory_bytes, tool.output_chars)
-        *_, run = await (await self._opened()).run(sources, limits, _seed(solution))
-        return _shown(run)
+        runs = await (await self._opened()).run(sources, limits, _seed(solution))
+        # An earlier program that met the limit only now has left other variables than before.
+        return _shown(runs[-1])._replace(timed_out=any(run.ended is End.TIME for run in runs))
 
     async def _opened(self) -> Sandbox:
         async with self._opening:
@@ -87,7 +88,7 @@ def _shown(run: Run) -> ProgramRun:
     if run.cut or run.error:
         output += "" if not output or output.endswith("\n") else "\n"
         output += (CUT if run.cut else "") + (f"{run.error}\n" if run.error else "")
-    return ProgramRun(output, run.ended is not End.OK, run.ended is End.TIME)
+    return ProgramRun(output, run.ended is not End.OK)
 
 
 async def _by_function(tool: ToolRequest, sources: Sequence[str]) -> ProgramRun:

@@ -116,3 +116,8 @@ def test_the_tool_is_off_unless_set_and_an_extractor_may_be_programs() -> None:
     assert config.controller.tools.python is not None
     assert config.controller.tools.python.request == (4, 5.0, 128 << 20, 2000, "")
     assert config.controller.extractor is program_answer
+
+
+async def test_an_earlier_program_that_meets_its_limit_only_now_is_counted(runner: ProgramRunner) -> None:
+    text = fenced("x = 1\nwhile True: pass") + output_block("it was quick enough elsewhere") + fenced("print(1)")
+    assert await runner.run(SHORT, text) == ("1\n", False, True)
