@@ -575,6 +575,9 @@ class KeyLimits(Settings):
         None, ge=1, description="Tokens per minute: prompts and all generated tokens."
     )
     tokens: int | None = Field(None, ge=1, description="Generated tokens of one request.")
+    nodes: int | None = Field(
+        None, ge=1, description="Nodes of one request's tree, and so its branches, scored steps and calls."
+    )
 
 
 class KeyRecord(Settings):

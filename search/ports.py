@@ -203,6 +203,9 @@ class ExpandRequest(NamedTuple):
     other text. With a ``json_schema``, the text behind the thought satisfies it."""
     tool: ToolRequest | None = None
     """Where programs are run: each is part of its step, with its output behind it; None: they are text as any other."""
+    counts_unfinished: bool = False
+    """Whether groups say how many tokens the unfinished branches have at least (`ChildGroup.unfinished_tokens`). They
+    come more often then."""
 
 
 class Child(NamedTuple):
@@ -243,6 +246,9 @@ class ChildGroup(NamedTuple):
     samples_ahead: int = 0
     """In the last group of a call: number of solutions of later rounds that the replica has begun. It begins no more
     until the next call."""
+    unfinished_tokens: int = 0
+    """If the call ``counts_unfinished``: least number of tokens of the branches that have not arrived with this group
+    or before. 0: nothing is known."""
 
 
 class ScoreItem(NamedTuple):

@@ -86,6 +86,11 @@ class EngineCall(Generic[Label]):
             raise EngineCallError(self._stopped or "")
         return len(self._requests) + len(self._works)
 
+    @property
+    def left(self) -> list[EngineRequest]:
+        """The requests that were not taken yet, ended ones first."""
+        return list(self._requests)
+
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
@@ -177,6 +182,11 @@ class EngineCall(Generic[Label]):
             self.stop(str(error))
         self._works.discard(task)
         self._changed.set()
+
+    @property
+    def works(self) -> int:
+        """Number of works that go on."""
+        return len(self._works)
 
     async def wait(self, within_s: float | None = None) -> list[EngineRequest]:
         """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds, or when the

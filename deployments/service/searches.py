@@ -18,7 +18,7 @@ from search.rewards import ScoringCost
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
-from search.run.runner import NO_PREFILL, run_search
+from search.run.runner import NO_PREFILL, check_budget, run_search
 from search.settings import SearchSettings
 from search.tree import Prefill, SearchTree
 
@@ -184,8 +184,15 @@ class SearchService:
             raise
 
     def check(self, job: SearchJob, slot: Slot) -> None:
-        """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
+        """Checks a job before anything is spent on it.
+
+        Raises:
+            HarmfulRequest: it asks the same as a request that ended two engines.
+            BudgetTooSmall: it might not fit into its ``budget.total_tokens``.
+        """
         self.suspects.check(slot.owner.name, job.digest)
+        environment, thought = self._environment, job.open_thought
+        check_budget(job.prompt, job.settings, environment, prefill=job.prefill, open_thought=thought)
 
     async def score(self, job: ScoreJob, slot: Slot) -> ScoreOutcome:
         """Scores the one path of a job, and adds the tokens to ``slot``; if it fails or is cancelled, only the job's.

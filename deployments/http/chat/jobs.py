@@ -321,9 +321,11 @@ class Jobs:
     def _limits(self, key: KeyRecord | None) -> LimitSettings:
         """Returns the caps on a request with this key."""
         limits = self._live.now.limits
-        if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
+        if key is None:
             return limits
-        return limits.model_copy(update={"tokens": key.limits.tokens})
+        own = {"tokens": key.limits.tokens, "nodes": key.limits.nodes}
+        lower = {name: value for name, value in own.items() if value is not None and value < getattr(limits, name)}
+        return limits.model_copy(update=lower)
 
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
