@@ -220,8 +220,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             more = call.take()
                             self._record(more)
                             finished += more
-                        children = [(self._child(call, request, parameters, done, over), done) for done in finished]
-                        written = [(child, done) for child, done in children if child] + over
+                        written = [
+                            (child, done)
+                            for done in finished
+                            if (child := self._child(call, request, parameters, done, over))
+                        ]
+                        written += over
                         over.clear()
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0
