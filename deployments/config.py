@@ -29,12 +29,17 @@ from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.checks import MAX_CHECKS
 from search.answers.extraction import extract_answer
+from search.answers.programs import program_answer
 from search.budget import MAX_SECONDS, Budget
+from search.ports import ToolRequest
 from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
 from search.strategies.catalog import Catalog, catalog_of
 from search.tools.import_path import imported_async_function, imported_function
+
+PROGRAM = "program"
+"""Value of ``answer_extractor``; see `search.answers.programs.program_answer`."""
 
 
 class LimitSettings(Settings):
@@ -239,6 +244,46 @@ class StepHookSettings(Settings):
         )
 
 
+class PythonToolSettings(Settings):
+    """Runs the Python programs that solutions contain and gives the model their output ([tools.md](tools.md))."""
+
+    calls: int = Field(4, ge=1, le=32, description="Maximum programs run on a path; a further one gets an error.")
+    seconds: float = Field(
+        5.0,
+        gt=0,
+        le=60,
+        description="Time limit of one program, seconds. A reply with a program that met it is marked as degraded.",
+    )
+    memory_mb: int = Field(128, ge=16, le=2048, description="Memory limit of a path's programs, MiB.")
+    output_chars: int = Field(
+        2000, ge=16, le=16_384, description="Maximum characters of an output that the model is given; the rest is cut."
+    )
+    function: str | None = Field(
+        None,
+        description="package.module:async_function that runs programs instead of the sandbox: it gets the sources of "
+        "all programs of the path and returns what the last one prints. The module must be importable at the "
+        "generator's replicas.",
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _is_an_async_function(cls, path: str | None) -> str | None:
+        if path is not None:
+            imported_async_function(path)
+        return path
+
+    @property
+    def request(self) -> ToolRequest:
+        """What calls to the generator say of it."""
+        return ToolRequest(self.calls, self.seconds, self.memory_mb << 20, self.output_chars, self.function or "")
+
+
+class ToolSettings(Settings):
+    """What is run inside the branches of searches."""
+
+    python: PythonToolSettings | None = Field(None, description="Unset: programs are text like any other.")
+
+
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
@@ -289,7 +334,8 @@ class ControllerSettings(Settings):
     )
     answer_extractor: str | None = Field(
         None,
-        description="package.module:function that extracts the answer from a path's text, instead of the built-in one.",
+        description="package.module:function that extracts the answer from a path's text, instead of the built-in one; "
+        "or `program`: the built-in one, but where a path ends with a program's output, its last line is the answer.",
     )
     step_clusters: str | None = Field(
         None,
@@ -298,6 +344,7 @@ class ControllerSettings(Settings):
         "a built-in comparison of formulas and words.",
     )
     step_hook: StepHookSettings | None = None
+    tools: ToolSettings = ToolSettings()
     default_search: Search = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4},
         description="The search of requests that name none.",
@@ -345,7 +392,7 @@ class ControllerSettings(Settings):
     @field_validator("answer_extractor", "step_clusters")
     @classmethod
     def _is_a_function(cls, path: str | None) -> str | None:
-        if path is not None:
+        if path not in (None, PROGRAM):
             imported_function(path)
         return path
 
@@ -387,6 +434,8 @@ class ControllerSettings(Settings):
     @property
     def extractor(self) -> AnswerExtractor:
         """The function that finds the answer in a path's text."""
+        if self.answer_extractor == PROGRAM:
+            return program_answer
         return extract_answer if self.answer_extractor is None else imported_function(self.answer_extractor)
 
 

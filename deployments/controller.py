@@ -124,6 +124,7 @@ class SearchControllerReplica:
                 if controller.step_hook
                 else None
             ),
+            tool=controller.tools.python.request if controller.tools.python else None,
             thinking_context=config.generator.max_model_len if encoder.marks else 0,
             thought_is_over=encoder.thought_is_over,
             scores_thinking=controller.prm_reads_thinking,

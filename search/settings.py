@@ -177,6 +177,12 @@ class SearchSettings(BaseModel):
     score_prefill: bool = Field(
         True, strict=True, description="Include the rewards of the prefill's steps in every path's score."
     )
+    tools: bool = Field(
+        True,
+        strict=True,
+        description="Whether programs in the solutions are run, where `controller.tools` says how. Not with a JSON "
+        "schema.",
+    )
     kv_usage: bool = Field(
         False,
         strict=True,

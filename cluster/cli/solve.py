@@ -91,6 +91,8 @@ def degraded_text(cost: SearchCost) -> str:
     """What a degraded search lacks."""
     if cost.hook_failures:
         return f"the step hook failed for {cost.hook_failures} steps"
+    if cost.tool_limits:
+        return f"{cost.tool_limits} programs met their time limit"
     return "some steps were never scored by the reward model"
 
 

@@ -6,8 +6,8 @@ a call costs one task whatever its width.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -63,6 +63,7 @@ class EngineCall(Generic[Label]):
         self._aborts = Aborts(engine)
         self._requests: OrderedDict[EngineRequest, None] = OrderedDict()
         """Requests not taken yet: first the ended ones, the last to end at the front, then the unfinished ones."""
+        self._works: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._stopped: str | None = None
         self._alone = alone
@@ -75,7 +76,7 @@ class EngineCall(Generic[Label]):
 
     @property
     def pending(self) -> int:
-        """Number of requests that were not taken yet.
+        """Number of requests that were not taken yet, and of works that go on.
 
         Raises:
             EngineCallError: the call was stopped before all were taken. Its deadline may pass while the caller is busy
@@ -83,7 +84,7 @@ class EngineCall(Generic[Label]):
         """
         if self._cut_short:
             raise EngineCallError(self._stopped or "")
-        return len(self._requests)
+        return len(self._requests) + len(self._works)
 
     @property
     def left(self) -> list[EngineRequest]:
@@ -102,7 +103,10 @@ class EngineCall(Generic[Label]):
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._timer is not None
         self._timer.cancel()
+        works = list(self._works)
         self.stop("the caller has left the call")
+        if works:
+            await asyncio.wait(works)
         await self._aborts.sent()  # the aborts go on even if this wait is cancelled
 
     def submit(
@@ -166,8 +170,27 @@ class EngineCall(Generic[Label]):
         if request.ending is not None:
             self._on_end(request)
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begins work that is part of the call, beside its requests, and may submit others. If it fails, so does the
+        call; if the call is stopped, it is cancelled."""
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(str(error))
+        self._works.discard(task)
+        self._changed.set()
+
+    @property
+    def works(self) -> int:
+        """Number of works that go on."""
+        return len(self._works)
+
     async def wait(self, within_s: float | None = None) -> list[EngineRequest]:
-        """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds.
+        """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds, or when the
+        last work has ended and left no request.
 
         Raises:
             EngineCallError: the engine died or the call was stopped; all its requests have ended.
@@ -178,6 +201,8 @@ class EngineCall(Generic[Label]):
                 return finished
             if self._stopped:
                 raise EngineCallError(self._stopped)
+            if not self.pending:
+                return []
             try:
                 async with asyncio.timeout(within_s):
                     await self._changed.wait()
@@ -218,7 +243,9 @@ class EngineCall(Generic[Label]):
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already
         stopped."""
         self._stopped = self._stopped or reason
-        self._cut_short = self._cut_short or bool(self._requests)
+        self._cut_short = self._cut_short or bool(self._requests) or bool(self._works)
+        for work in self._works:
+            work.cancel()
         self._changed.set()
         requests, self._requests = self._requests, OrderedDict()
         # At the deadline, too: the engine is not kept for a caller that does not take its results.

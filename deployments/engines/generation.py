@@ -36,9 +36,19 @@ from deployments.engines.engine_calls import (
 from deployments.engines.errors import EngineStartError
 from deployments.engines.grants import grant_order
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.programs import ProgramRunner
 from deployments.engines.reasoning import marks_of
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
-from deployments.engines.segments import Draft, GivenTokens, Segment, Task, Until, first_segment, following
+from deployments.engines.segments import (
+    Draft,
+    GivenTokens,
+    Segment,
+    Task,
+    Until,
+    behind_program,
+    first_segment,
+    following,
+)
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter
 from deployments.engines.tool_parsers import CallParser, ToolParserError
@@ -46,6 +56,7 @@ from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
+from search.answers.programs import output_block
 from search.errors import GeneratorError, GeneratorRefused, PathTooLarge, SchemaRefused
 from search.ports import (
     Branch,
@@ -59,10 +70,13 @@ from search.ports import (
     StopCondition,
     TokenBeamReply,
     TokenBeamRequest,
+    ToolRequest,
+    ToolUse,
     WrittenSequence,
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
+from search.tree import StepEnd
 
 Parameters: TypeAlias = Callable[..., SamplingParams]
 """Sampling parameters of a call by segment; see `GenerationEngine._sampling_params`."""
@@ -112,6 +126,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._recomputed_tokens = 0
         self._given_back = 0
         self._lengths = {until: StepLengths() for until in Until}
+        self._programs = ProgramRunner()
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer, unused=self._unused)
@@ -188,10 +203,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
                         ahead.give_up_rest()
                     if unwritten:
                         yield ChildGroup(tuple(unwritten), self._headroom)
+                    over: list[tuple[Child, EngineRequest]] = []  # children that end with a program
                     counts, heartbeat_s = request.counts_unfinished, HEARTBEAT_S
-                    while call.pending:
+                    while call.pending or over:
                         finished = await call.wait(heartbeat_s)
-                        if not finished:
+                        if not (finished or over):
                             if not self.silent_s:
                                 unfinished = self._least_tokens(call) if counts else 0
                                 yield ChildGroup((), self._headroom, unfinished_tokens=unfinished)
@@ -204,7 +220,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             more = call.take()
                             self._record(more)
                             finished += more
-                        written = [(child, done) for done in finished if (child := self._child(call, parameters, done))]
+                        written = [
+                            (child, done)
+                            for done in finished
+                            if (child := self._child(call, request, parameters, done, over))
+                        ]
+                        written += over
+                        over.clear()
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0
                             samples = ahead.samples_at_last() if ahead is not None and not call.pending else 0
@@ -324,8 +346,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
         left += await super().check_integrity(settle_s)
         return left + self._running.write_ahead.check_integrity()
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._programs.close()
+
     def _least_tokens(self, call: EngineCall[Draft]) -> int:
-        """The least number of tokens that a branch has whose child was not sent yet; 0 if one has not begun."""
+        """The least number of tokens that a branch has whose child was not sent yet; 0 if one has not begun, or waits
+        for a program."""
+        if call.works:
+            return 0
         states = self._running.engine.output_processor.request_states
         least = []
         for request in call.left:
@@ -391,13 +420,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
         thought = None if item.parent else request.thought  # Below the root, it is over.
         room, grammar = running.context - len(item.prefix), bool(request.json_schema)
         task = Task(Until(request.stop_condition), branch.max_tokens, room, thought, grammar, running.marks)
+        if request.tool:
+            task = task._replace(tool=True, solution=item.solution, room=min(room, item.room))
         segment = first_segment(task)
         logprobs = () if request.logprobs else None
         return Draft(Child(item.parent, branch.index, (), 0), task, segment, logprobs=logprobs).began(segment)
 
     def _sampling_params(self, request: ExpandRequest, until: Until, grammar: bool) -> SamplingParams:
         """Parameters of a segment, but for seed and length."""
-        stop = self._running.splitter.stop_at(until)
+        stop = self._running.splitter.stop_at(until, request.tool is not None)
         schema = StructuredOutputsParams(json=request.json_schema) if grammar else None
         if schema is not None:
             schema._backend = self._running.engine.vllm_config.structured_outputs_config.backend
@@ -417,8 +448,16 @@ class GenerationEngine(EngineLifecycle[_Running]):
         params.skip_clone = True  # they are copied for every branch
         return params
 
-    def _child(self, call: EngineCall[Draft], parameters: Parameters, done: EngineRequest) -> Child | None:
-        """The child of a finished request; None where another request continues it."""
+    def _child(
+        self,
+        call: EngineCall[Draft],
+        request: ExpandRequest,
+        parameters: Parameters,
+        done: EngineRequest,
+        over: list[tuple[Child, EngineRequest]],
+    ) -> Child | None:
+        """The child of a finished request; None where another request continues it, or a program runs. If no request
+        follows the program, the child comes to ``over``."""
         before: Draft = done.label
         completion, splitter = done.output.outputs[0], self._running.splitter
         logprobs = None
@@ -433,12 +472,50 @@ class GenerationEngine(EngineLifecycle[_Running]):
         draft = before.wrote(completion.token_ids, logprobs)._replace(child=child)
         cut_off = completion.finish_reason != "stop"
         ending = splitter.ending(draft, cut_off)
+        if request.tool and draft.segment.until is Until.PROGRAM and ending.end is StepEnd.DELIMITER:
+            call.begin(self._run_program(call, request.tool, parameters, draft, done, over))
+            return None
         segment = following(draft, ending)
         if segment is not None:
             self._continue(call, parameters, draft.began(segment), done)
             return None
         prompt = done.token_ids[: len(done.token_ids) - len(before.token_ids)]
         return child._replace(steps=splitter.steps(prompt, draft, ending, cut_off))
+
+    async def _run_program(
+        self,
+        call: EngineCall[Draft],
+        tool: ToolRequest,
+        parameters: Parameters,
+        draft: Draft,
+        done: EngineRequest,
+        over: list[tuple[Child, EngineRequest]],
+    ) -> None:
+        """Runs the program with which a draft ends, and continues the branch behind its output."""
+        running, path = self._running, _path(done)
+        prefix = len(path) - len(draft.token_ids)
+        solution = prefix + draft.thought if draft.thought else draft.task.solution
+        run = await self._programs.run(tool, running.splitter.text(path[solution:]))
+        try:
+            output = tuple(running.chat.encode_text(output_block(run.output)))
+        except ValueError:
+            run = run._replace(output="ValueError: the output is not valid text\n", failed=True)
+            output = tuple(running.chat.encode_text(output_block(run.output)))
+        segment = behind_program(draft, output)
+        use = draft.child.tool
+        use = ToolUse(
+            use.calls + 1,
+            use.errors + run.failed,
+            use.limits + run.timed_out,
+            use.tokens + (len(output) if segment is not None else 0),
+        )
+        draft = draft._replace(child=draft.child._replace(tool=use))
+        if segment is not None:
+            self._continue(call, parameters, draft.began(segment), done)
+            return
+        ending = running.splitter.ending(draft, cut_off=True)
+        steps = running.splitter.steps(path[:prefix], draft, ending, cut_off=True)
+        over.append((draft.child._replace(steps=steps), done))
 
     def _continue(self, call: EngineCall[Draft], parameters: Parameters, draft: Draft, done: EngineRequest) -> None:
         """Submits a request for the next segment of a branch. Each request writes at least one token, so this ends."""

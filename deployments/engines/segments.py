@@ -3,6 +3,8 @@
 Each segment of the model is an engine request of its own, with its own stop condition and limit. When one has finished,
 `following` says what comes next: another segment, behind tokens that may be given to the model, or nothing. It knows
 neither the engine nor its tokenizer, so it is the same wherever a branch is written again.
+
+A program is a segment: no step delimiter ends anything in it. `behind_program` says what comes after its output.
 """
 
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ class Until(StrEnum):
     """The mark that opens a thought."""
     THOUGHT = "thought"
     """The mark that closes the thought."""
+    PROGRAM = "program"
+    """The fence that closes a program."""
 
     @property
     def after_thought(self) -> "Until":
@@ -47,6 +51,8 @@ class Segment(NamedTuple):
     """Whether it is held to the call's JSON schema."""
     behind_thought: bool = False
     """Whether the thought is over with the given tokens."""
+    behind_program: bool = False
+    """Whether the given tokens are the output of the program before them."""
 
 
 class GivenTokens(NamedTuple):
@@ -71,6 +77,10 @@ class Task(NamedTuple):
     thought: ThoughtRequest | None = None
     grammar: bool = False
     marks: GivenTokens = GivenTokens()
+    tool: bool = False
+    """Whether every segment of the solution also ends where the model begins a program."""
+    solution: int = 0
+    """As in `search.ports.ExpandItem`."""
 
 
 class Draft(NamedTuple):
@@ -86,6 +96,10 @@ class Draft(NamedTuple):
     logprobs: tuple[float, ...] | None = None
     """One for each token, 0 for given ones; None if none are wanted."""
     given: tuple[Span, ...] = ()
+    programs: tuple[Span, ...] = ()
+    """The programs that were run, outputs included."""
+    start: int = 0
+    """Index of the first token of ``segment`` that the model writes."""
     thought: int = 0
     """Number of its first tokens that are thinking; 0 until a thought is over, or has ended the branch."""
 
@@ -97,8 +111,11 @@ class Draft(NamedTuple):
     def began(self, segment: Segment) -> "Draft":
         """The draft with ``segment`` begun, whose given tokens are part of it."""
         begin, end = len(self.token_ids), len(self.token_ids) + len(segment.given)
+        programs = (*self.programs, (self.start, end)) if segment.behind_program else self.programs
         return self._replace(
             segment=segment,
+            programs=programs,
+            start=end,
             token_ids=(*self.token_ids, *segment.given),
             logprobs=None if self.logprobs is None else (*self.logprobs, *(0.0 for _ in segment.given)),
             given=(*self.given, (begin, end)) if segment.given else self.given,
@@ -118,6 +135,8 @@ class Ending(NamedTuple):
     """``DELIMITER``: where it was to stop, whatever that was."""
     opened: bool = False
     """Whether it stopped at the mark that opens a thought."""
+    program: bool = False
+    """Whether it stopped where a program begins."""
     blank: bool = False
     """Whether there is nothing but whitespace and delimiters behind the thought, or, if the segment stopped at an
     opening mark, before that."""
@@ -129,7 +148,7 @@ def first_segment(task: Task) -> Segment:
     limit = min(task.max_tokens, task.room)
     if thought is None:
         return Segment(task.until, limit, grammar=task.grammar)
-    if task.until is Until.SOLUTION and not thought.is_apart(task.grammar):
+    if task.until is Until.SOLUTION and not thought.is_apart(task.grammar or task.tool):
         return Segment(Until.SOLUTION, limit)  # Its thought is told from its steps when all is written.
     opening = () if thought.opened else marks.opening
     if not thought.max_tokens:
@@ -150,14 +169,22 @@ def following(draft: Draft, ending: Ending) -> Segment | None:
             following = _solution(task, task.marks.closing, size, written)
         else:
             return None
+    elif ending.program:
+        following = _rest(draft, Until.PROGRAM)
     elif ending.opened:
         # A mark in the middle of a step opens nothing: the step goes on.
         blank = ending.blank
         following = _thought(task, (), size, written) if blank else _rest(draft, segment.until.after_thought)
-    elif ending.end is StepEnd.DELIMITER and ending.blank and segment.until is not Until.SOLUTION:
+    elif ending.end is StepEnd.DELIMITER and ending.blank and segment.until not in (Until.SOLUTION, Until.PROGRAM):
         following = _rest(draft, segment.until)
     else:
         return None
+    return following if following.max_tokens > 0 else None
+
+
+def behind_program(draft: Draft, output: tuple[int, ...]) -> Segment | None:
+    """The segment behind a program that is closed and printed ``output``; None if there is no token left for it."""
+    following = _rest(draft, draft.task.until, output)._replace(behind_program=True)
     return following if following.max_tokens > 0 else None
 
 
@@ -181,10 +208,10 @@ def _solution(task: Task, given: tuple[int, ...], size: int, written: int) -> Se
     return Segment(task.until, limit, given, task.grammar, behind_thought=True)
 
 
-def _rest(draft: Draft, until: Until) -> Segment:
-    """The rest of the segment that was written last."""
-    task, size = draft.task, len(draft.token_ids)
+def _rest(draft: Draft, until: Until, given: tuple[int, ...] = ()) -> Segment:
+    """The rest of the segment that was written last, behind ``given``."""
+    task, size = draft.task, len(draft.token_ids) + len(given)
     limit = min(task.max_tokens - draft.written, task.room - size)
     if task.thought is not None:
         limit = min(limit, task.thought.solution_tokens - (size - draft.thought))
-    return Segment(until, limit, grammar=draft.segment.grammar)
+    return Segment(until, limit, given, grammar=draft.segment.grammar)

@@ -16,6 +16,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from deployments.engines.reasoning import Marks
 from deployments.engines.segments import Draft, Ending, Until
+from search.answers.programs import FENCE, OPENING
 from search.tree import NO_THOUGHT, Span, Step, StepEnd, Thought
 
 WINDOW = 8
@@ -85,9 +86,13 @@ class StepSplitter:
         thinking = Thought(thought, self._characters(token_ids[:thought])) if thought else NO_THOUGHT
         return Step(tuple(token_ids), text, end, logprob, each, thinking, given)
 
-    def stop_at(self, until: Until) -> StepStop:
-        """The stop conditions of a segment."""
+    def stop_at(self, until: Until, tool: bool = False) -> StepStop:
+        """The stop conditions of a segment. ``tool``: whether it also ends where a program begins."""
+        if until is Until.PROGRAM:
+            return StepStop((), (FENCE,))
         stop = self.stop if until in (Until.STEP, Until.STEP_OR_THOUGHT) else StepStop((), ())
+        if tool and until is not Until.THOUGHT:
+            stop = stop._replace(strings=(*stop.strings, OPENING))
         marks = self._marks
         if marks is None or until in (Until.STEP, Until.SOLUTION):
             return stop
@@ -100,7 +105,11 @@ class StepSplitter:
         """How the last segment of a branch ended."""
         token_ids, until = draft.token_ids, draft.segment.until
         end = self._end(token_ids, cut_off)
-        if until in (Until.SOLUTION, Until.THOUGHT) or end is not StepEnd.DELIMITER:
+        if until in (Until.THOUGHT, Until.PROGRAM) or end is not StepEnd.DELIMITER:
+            return Ending(end)
+        if draft.task.tool and OPENING in self.text(token_ids[draft.start :]):
+            return Ending(end, program=True)
+        if until is Until.SOLUTION:
             return Ending(end)
         if until is not Until.STEP and (before := self._before_opening(token_ids)) is not None:
             return Ending(end, opened=True, blank=self.is_blank(before))
@@ -112,14 +121,17 @@ class StepSplitter:
         """The steps of a branch that is done: one, or those of a solution. Never empty."""
         task, until, token_ids, thought = draft.task, draft.segment.until, draft.token_ids, draft.thought
         # It stopped where something was to follow, for which there is no token left.
-        cut_off = cut_off or until is Until.THOUGHT or ending.blank or ending.opened
+        cut_off = cut_off or until in (Until.THOUGHT, Until.PROGRAM) or ending.blank or ending.opened or ending.program
         if until is Until.THOUGHT:
             thought = len(token_ids)
         if task.until is Until.STEP:
             return (self.step(token_ids, cut_off, draft.logprobs, thought, draft.given),)
         if until is Until.SOLUTION and task.thought is not None and not thought:
             thought = self.thought_in(prompt, token_ids, task.thought.opened)
-        return self.split(prompt, token_ids, cut_off, draft.logprobs, thought, draft.given)
+        programs = draft.programs
+        if until is Until.PROGRAM:  # It was not closed, or nothing could follow it.
+            programs = (*programs, (draft.start, len(token_ids)))
+        return self.split(prompt, token_ids, cut_off, draft.logprobs, thought, draft.given, programs)
 
     def thought_in(self, prompt: Sequence[int], token_ids: Sequence[int], opened: bool) -> int:
         """Number of tokens, the first of a whole solution to ``prompt``, that are thinking: all of them if the thought
@@ -143,23 +155,26 @@ class StepSplitter:
         logprobs: Sequence[float] | None = None,
         thought: int = 0,
         given: tuple[Span, ...] = (),
+        programs: tuple[Span, ...] = (),
     ) -> tuple[Step, ...]:
         """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty.
 
-        ``thought``, ``given``: as of ``step``; they belong to the first step.
+        ``thought``: as of ``step``, of the first step. ``given``, ``programs``: as of `Draft`.
         """
         if thought:
             head, behind = token_ids[:thought], token_ids[thought:]
-            first, *others = self.split((*prompt, *head), behind, cut_off, logprobs and logprobs[thought:])
+            end = len(token_ids)
+            inside = _within(given, thought, end), _within(programs, thought, end)
+            first, *others = self.split((*prompt, *head), behind, cut_off, logprobs and logprobs[thought:], 0, *inside)
             size = thought + len(first.token_ids)
-            first_cut_off = cut_off and not others
+            first_cut_off, first_given = cut_off and not others, _within(given, 0, size)
             return (
-                self.step(token_ids[:size], first_cut_off, logprobs and logprobs[:size], thought, given),
+                self.step(token_ids[:size], first_cut_off, logprobs and logprobs[:size], thought, first_given),
                 *others,
             )
         bounds = [0]
         looked_at = 0
-        for stop in self._stops(prompt, token_ids):
+        for stop in self._stops(prompt, token_ids, programs):
             # Blank tokens behind a blank text need not be decoded: a model may write nothing but newlines.
             if not self._blank_ids.issuperset(token_ids[looked_at:stop]) and not self.is_blank(
                 self.text(token_ids[bounds[-1] : stop])
@@ -169,7 +184,12 @@ class StepSplitter:
         bounds.append(len(token_ids))
         last = len(bounds) - 2
         return tuple(
-            self.step(token_ids[start:stop], cut_off and index == last, logprobs and logprobs[start:stop])
+            self.step(
+                token_ids[start:stop],
+                cut_off and index == last,
+                logprobs and logprobs[start:stop],
+                given=_within(given, start, stop),
+            )
             for index, (start, stop) in enumerate(itertools.pairwise(bounds))
         )
 
@@ -225,11 +245,20 @@ class StepSplitter:
                 return number
         return len(token_ids)
 
-    def _stops(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Iterator[int]:
+    def _stops(self, prompt: Sequence[int], token_ids: Sequence[int], programs: Sequence[Span] = ()) -> Iterator[int]:
         """Number of tokens at each stop of step-by-step generation, without the stop at the end."""
         detokenizer = self._detokenizer(prompt, self.stop.strings)
         before = 0
+        # What the model writes behind a program is a request of its own.
+        ends = dict(programs)
+        behind = 0
         for stop, token in enumerate(token_ids[:-1], 1):
+            behind = ends.get(stop - 1, behind)
+            if stop <= behind:
+                if stop == behind:
+                    recent = self._read_behind(prompt, token_ids, before, stop)
+                    detokenizer, before = self._detokenizer(recent, self.stop.strings), stop
+                continue
             at_string = detokenizer is not None and detokenizer.update([token], stop_terminated=False) is not None
             if at_string or token in self._delimiter_ids:
                 yield stop
@@ -270,6 +299,11 @@ class StepSplitter:
             data_parallel_rank=None,
         )
         return IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+
+
+def _within(spans: Sequence[Span], start: int, stop: int) -> tuple[Span, ...]:
+    """The spans that begin from ``start`` to before ``stop``, relative to ``start``."""
+    return tuple((begin - start, end - start) for begin, end in spans if start <= begin < stop)
 
 
 def spelled_in_pieces(delimiter: str, texts: Iterable[str]) -> bool:

@@ -68,7 +68,7 @@ def usage(head: Head, outcome: SearchOutcome) -> Json:
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
-    read = head.prompt_tokens + cost.hook_tokens
+    read = head.prompt_tokens + cost.hook_tokens + cost.tool_tokens
     content_tokens = cost.answer_tokens and cost.answer_tokens - thinking_tokens(outcome, head.wanted.spell)
     return {
         "prompt_tokens": read,
@@ -91,6 +91,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             *_choices_notes(head, outcome),
             *_unread_notes(outcome),
             *_hook_notes(outcome),
+            *_tool_notes(outcome),
             *_cached_notes(outcome),
         ],
         "seed": outcome.seed,
@@ -143,6 +144,12 @@ def _hook_notes(outcome: SearchOutcome) -> list[str]:
     if failures := outcome.tree.hook_failures:
         notes.append(f"steps for which the step hook failed: {failures}")
     return notes
+
+
+def _tool_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note on programs that met their time limit."""
+    met = outcome.cost.tool_limits
+    return [f"programs that met their time limit: {met}"] if met else []
 
 
 def _cached_notes(outcome: SearchOutcome) -> list[str]:

@@ -32,6 +32,10 @@ MAX_SESSIONS_PER_WORKER = 1000
 """Sessions after which a worker process is replaced, so that nothing accumulates in it."""
 
 
+TIME_ERROR = "TimeoutError: the program ran longer than"
+MEMORY_ERROR = "MemoryError: the program needs more than"
+
+
 class Limits(NamedTuple):
     """What one program may use."""
 
@@ -126,9 +130,9 @@ class Session:
         if isinstance(failure, MontyCrashedError) or (
             isinstance(exception, TimeoutError) and seconds >= limits.seconds
         ):
-            return End.TIME, f"TimeoutError: the program ran longer than {limits.seconds:g} s"
+            return End.TIME, f"{TIME_ERROR} {limits.seconds:g} s"
         if isinstance(exception, MemoryError):
-            return End.MEMORY, f"MemoryError: the program needs more than {limits.memory_bytes / 2**20:g} MiB"
+            return End.MEMORY, f"{MEMORY_ERROR} {limits.memory_bytes / 2**20:g} MiB"
         if isinstance(failure, MontyRuntimeError | MontySyntaxError):
             text = failure.display("type-msg")
         else:

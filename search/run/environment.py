@@ -8,7 +8,7 @@ from typing import Protocol
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
-from search.ports import Generator, StepScorer
+from search.ports import Generator, StepScorer, ToolRequest
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
 
@@ -61,5 +61,7 @@ class SearchEnvironment:
     scores_thinking: bool = False
     """Whether the scorer reads a path's thinking as the beginning of its first step; otherwise it reads the solution
     alone."""
+    tool: ToolRequest | None = None
+    """How programs in the solutions are run; None: not at all."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

@@ -35,8 +35,9 @@ def reserved(node: Node) -> Cost:
     return Cost(request.tokens, request.nodes)
 
 
-async def expand_items(branches: Branches, prompt: tuple[int, ...], seed: int) -> tuple[ExpandItem, ...]:
-    """The items of an `ExpandRequest`. In an item, required branches come before optional ones."""
+async def expand_items(branches: Branches, limits: PathLimits, seed: int, tool: bool = False) -> tuple[ExpandItem, ...]:
+    """The items of an `ExpandRequest`. In an item, required branches come before optional ones. ``tool``: whether
+    programs are run in them."""
     groups: list[Branches] = []
     for node in branches:
         last = groups[-1][-1] if groups else None
@@ -46,19 +47,22 @@ async def expand_items(branches: Branches, prompt: tuple[int, ...], seed: int) -
         groups[-1].append(node)
     items, turns = [], Turns()
     for nodes in groups:
-        items.append(_item(nodes, prompt, seed))
+        items.append(_item(nodes, limits, seed, tool))
         await turns.pass_on()
     return tuple(items)
 
 
-def _item(nodes: Branches, prompt: tuple[int, ...], seed: int) -> ExpandItem:
+def _item(nodes: Branches, limits: PathLimits, seed: int, tool: bool) -> ExpandItem:
     parent = nodes[0].parent
     assert parent is not None
     branches = tuple(
         Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), requested(node).tokens) for node in nodes
     )
     least = sum(not requested(node).optional for node in nodes)
-    return ExpandItem(parent.id, (*prompt, *parent.token_ids), branches, least)
+    item = ExpandItem(parent.id, (*limits.prompt, *parent.token_ids), branches, least)
+    if not tool:
+        return item
+    return item._replace(solution=len(limits.prompt) + parent.thought_tokens, room=limits.tokens(parent))
 
 
 class Planner:

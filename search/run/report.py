@@ -106,6 +106,14 @@ class SearchCost(BaseModel):
     """Calls of the step hook that failed."""
     unhooked_steps: int = Field(0, exclude_if=_is_zero)
     """Steps of whole solutions, for which the step hook was not called although there is one."""
+    tool_calls: int = Field(0, exclude_if=_is_zero)
+    """Programs that the branches wrote to be run."""
+    tool_errors: int = Field(0, exclude_if=_is_zero)
+    """Number of them that failed."""
+    tool_limits: int = Field(0, exclude_if=_is_zero)
+    """Number of them that met their time limit: the search is degraded, because another run of it may differ."""
+    tool_tokens: int = Field(0, exclude_if=_is_zero)
+    """Tokens of the outputs that the model was given. They are not among ``generated_tokens``."""
     least_headroom: float = 1.0
     """Lowest share of free KV memory reported by a generator replica; 1 if none reported."""
     kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)
@@ -166,7 +174,7 @@ class SearchOutcome:
     stop_reason: StopReason
     degraded: bool
     """Whether the tree has neutral rewards, or steps for which the step hook failed, including those from before it was
-    saved."""
+    saved; or a program of this search met its time limit."""
     cost: SearchCost
 
     @property

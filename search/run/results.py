@@ -1,7 +1,7 @@
 """Enters results from the ports into the tree: steps, rewards, ends of paths."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain
 
 from search.answers.extraction import boxed_answer
 from search.answers.thoughts import open_thought
@@ -152,6 +152,10 @@ class Results:
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
         self._cost.ahead_branches += child.ahead
+        self._cost.tool_calls += child.tool.calls
+        self._cost.tool_errors += child.tool.errors
+        self._cost.tool_limits += child.tool.limits
+        self._cost.tool_tokens += child.tool.tokens
         if not child.parent:
             self._cost.root_cached_tokens = max(self._cost.root_cached_tokens, child.cached_tokens)
 
@@ -171,6 +175,10 @@ def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:
         logprob=sum(logprobs) if len(logprobs) == len(tail) else None,
         token_logprobs=tuple(chain.from_iterable(token_logprobs)) if len(token_logprobs) == len(tail) else None,
         thought=tail[0].thought,
-        given=tail[0].given,
+        given=tuple(
+            (start + begin, start + end)
+            for start, step in zip(accumulate((len(step.token_ids) for step in tail), initial=0), tail, strict=False)
+            for begin, end in step.given
+        ),
     )
     return [*steps[: max_steps - 1], last]

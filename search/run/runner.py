@@ -227,6 +227,7 @@ class _Search:
         self._hook = environment.step_hook
         self._matcher = None if json_schema else environment.matcher
         self._json_schema = json_schema
+        self._tool = environment.tool if settings.tools and not json_schema else None
         self._scores_prefill = settings.score_prefill
         self._search_id = search_id
         self._emit = emit
@@ -318,7 +319,7 @@ class _Search:
             selection=selection,
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
-            degraded=self._tree.degraded,
+            degraded=self._tree.degraded or self._cost.tool_limits > 0,
             cost=await self._counted(selection, sample),
         )
         self._emit(SearchFinished(outcome))
@@ -570,7 +571,7 @@ class _Search:
         thought = self._thought(branches)
         return ExpandRequest(
             self._search_id,
-            await expand_items(branches, self._limits.prompt, self._seed),
+            await expand_items(branches, self._limits, self._seed, self._tool is not None),
             sampling,
             StopCondition.SOLUTION if requested(branches[0]).whole else StopCondition.STEP,
             Lane.of(first_steps, self._flex),
@@ -581,6 +582,7 @@ class _Search:
             json_schema=self._json_schema,
             ahead=self._ahead(branches, thought),
             thought=thought,
+            tool=self._tool,
             counts_unfinished=self._strategy.counts_unfinished,
         )
 
@@ -608,7 +610,7 @@ class _Search:
             return None
         if (request := requested(branches[0])).whole:
             later = self._strategy.later_samples(self._tree)
-            apart = thought is not None and thought.is_apart(bool(self._json_schema))
+            apart = thought is not None and thought.is_apart(bool(self._json_schema) or self._tool is not None)
             if later is None or apart:  # How such a solution continues depends on its thought.
                 return None
             fitting = int(min(later, self._meter.tokens.remaining / request.tokens))

@@ -1,5 +1,6 @@
 """The requests of one call without an engine: each is taken once, and looking for them costs the same for each."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -105,3 +106,66 @@ async def test_finished_requests_are_discarded_when_another_has_failed() -> None
         engine.call.take()
     assert sorted(engine.discarded) == ["finished", "finished later"]
     assert not len(engine.queue), "the last one is aborted"
+
+
+async def test_work_is_part_of_the_call_and_may_submit_requests() -> None:
+    engine, may_go = Engine(), asyncio.Event()
+
+    async def work() -> None:
+        await may_go.wait()
+        engine.submit([7])
+
+    async with engine.call as call:
+        call.begin(work())
+        assert call.pending == 1
+        assert await call.wait(0.01) == []
+        may_go.set()
+        waiting = asyncio.create_task(call.wait())
+        while not engine.running:
+            await asyncio.sleep(0)
+        engine.end(0)
+        assert [each.label for each in await waiting] == [7]
+        assert call.pending == 0
+
+
+async def test_the_last_work_that_leaves_no_request_ends_the_wait() -> None:
+    engine = Engine()
+    async with engine.call as call:
+        call.begin(asyncio.sleep(0))
+        assert await call.wait() == []
+        assert call.pending == 0
+
+
+async def test_work_that_fails_ends_the_call_and_its_requests() -> None:
+    engine = Engine()
+
+    async def work() -> None:
+        raise RuntimeError("too many programs wait")
+
+    async with engine.call as call:
+        engine.submit([1])
+        call.begin(work())
+        with pytest.raises(EngineCallError, match="too many programs wait"):
+            await call.wait()
+    assert not len(engine.queue)
+    async with (lonely := Engine()).call as call:
+        call.begin(work())
+        with pytest.raises(EngineCallError, match="too many programs wait"):
+            await call.wait()
+    assert not len(lonely.queue)
+
+
+async def test_whoever_leaves_a_call_cancels_its_work() -> None:
+    engine, left = Engine(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            left.append(True)
+
+    async with engine.call as call:
+        call.begin(work())
+        await asyncio.sleep(0)
+    assert left

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.reasoning import MARKS, NO_REASONING, PLAIN_TEXT, REFUSED, Marks, marks_of, parser_name
-from deployments.engines.segments import Draft, GivenTokens, Task, Until, first_segment, following
+from deployments.engines.segments import Draft, GivenTokens, Task, Until, behind_program, first_segment, following
 from deployments.engines.step_splitter import StepSplitter
+from search.answers.programs import output_block, programs
 from search.answers.thoughts import open_thought, without_thoughts
 from search.ports import Child, ThoughtRequest
 from search.tree import Step, StepEnd
@@ -35,6 +36,7 @@ class Scripted:
         self.marks: Marks = marks
         self.splitter = StepSplitter(self.tokenizer, DELIMITER, frozenset({self.eos}), marks)
         self.given = GivenTokens(*ChatEncoder(self.tokenizer, marks).given_tokens)
+        self.output = tuple(self.tokenizer.encode(output_block("ab\n\nab"), add_special_tokens=False))
 
     def encode(self, text: str) -> list[int]:
         marks = self.marks
@@ -46,7 +48,7 @@ class Scripted:
         segment = first_segment(task)
         draft = Draft(Child((), 0, (), 0), task, segment).began(segment)
         while True:
-            stop = self.splitter.stop_at(draft.segment.until)
+            stop = self.splitter.stop_at(draft.segment.until, task.tool)
             detokenizer = self.splitter._detokenizer((*prompt, *draft.token_ids), stop.strings)
             written: list[int] = []
             cut_off = False
@@ -60,22 +62,30 @@ class Scripted:
                     break
             draft = draft.wrote(written, None)
             ending = self.splitter.ending(draft, cut_off)
-            segment_behind = following(draft, ending)
+            if draft.segment.until is Until.PROGRAM and ending.end is StepEnd.DELIMITER:
+                segment_behind = behind_program(draft, self.output)
+            else:
+                segment_behind = following(draft, ending)
             if segment_behind is None:
                 return self.splitter.steps(prompt, draft, ending, cut_off)
             draft = draft.began(segment_behind)
 
-    def step_by_step(self, prompt: Sequence[int], stream: list[int], thought: ThoughtRequest) -> tuple[Step, ...]:
+    def step_by_step(
+        self, prompt: Sequence[int], stream: list[int], thought: ThoughtRequest | None, tool: bool = False
+    ) -> tuple[Step, ...]:
         steps: list[Step] = []
         left = list(stream)
         while not steps or steps[-1].end is StepEnd.DELIMITER:
             path = [token for step in steps for token in step.token_ids]
-            task = Task(Until.STEP, 10_000, 10_000, None if steps else thought, marks=self.given)
+            task = Task(Until.STEP, 10_000, 10_000, None if steps else thought, marks=self.given, tool=tool)
             steps += self.write((*prompt, *path), left, task)
         return tuple(steps)
 
-    def whole(self, prompt: Sequence[int], stream: list[int], thought: ThoughtRequest) -> tuple[Step, ...]:
-        return self.write(prompt, list(stream), Task(Until.SOLUTION, 10_000, 10_000, thought, marks=self.given))
+    def whole(
+        self, prompt: Sequence[int], stream: list[int], thought: ThoughtRequest | None, tool: bool = False
+    ) -> tuple[Step, ...]:
+        task = Task(Until.SOLUTION, 10_000, 10_000, thought, marks=self.given, tool=tool)
+        return self.write(prompt, list(stream), task)
 
 
 SCRIPTED = {kind: Scripted(kind) for kind in PARSERS}
@@ -131,6 +141,30 @@ def test_with_a_budget_of_thinking_too(kind: str, text: str, opened: bool, budge
     assert written == stream
     if opened:
         assert first.thinking_tokens <= budget
+
+
+PROGRAMS = st.lists(
+    st.sampled_from(["ab", "\n\n", ".\n\n", "``", "`", "```python", "```", "```python\nab\n\nab\n```", "(", ")"]),
+    max_size=16,
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([*PARSERS]), PROGRAMS, st.booleans())
+def test_no_delimiter_ends_anything_in_a_program(kind: str, text: str, thinks: bool) -> None:
+    engine = SCRIPTED[kind]
+    prompt, stream = engine.encode("ab" + ("(" if thinks else ""))[:-1], engine.encode(text)
+    thought = ThoughtRequest(True, 10_000, False, 10_000) if thinks else None
+    steps = engine.step_by_step(prompt, stream, thought, tool=True)
+    assert engine.whole(prompt, stream, thought, tool=True) == steps
+    if not thinks and "(" not in text and ")" not in text:
+        whole = "".join(step.text for step in steps)
+        outputs = [program.output for program in programs(whole)]
+        assert outputs == ["ab\n\nab\n"] * len(outputs), "every closed program has its output"
+        assert sum(len(step.given) for step in steps) == len(outputs)
+        for step in steps:
+            assert [step.token_ids[start:end] for start, end in step.given] == [engine.output] * len(step.given)
+            assert len([*programs(step.text)]) == len(step.given), "no program is cut by a delimiter"
 
 
 @pytest.mark.parametrize("kind", PARSERS)

@@ -70,6 +70,10 @@ def step_hook(function: str, **settings: Any) -> dict[str, Any]:
     return {"controller": {"step_hook": {"function": function, **settings}}}
 
 
+def python_tool(**settings: Any) -> dict[str, Any]:
+    return {"controller": {"tools": {"python": settings}}}
+
+
 def faults(given: dict[str, Any]) -> dict[str, str]:
     """Messages of the errors, by path."""
     with pytest.raises(ValidationError) as refused:
@@ -187,6 +191,15 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (step_hook("no_such.module:f"), "controller.step_hook.function", "cannot be imported"),
         (step_hook("deployments.config:merged"), "controller.step_hook.function", "is not an async function"),
         (step_hook(CALCULATOR, timeout_s=0), "controller.step_hook.timeout_s", "greater than 0"),
+        (python_tool(calls=0), "controller.tools.python.calls", "greater than or equal to 1"),
+        (python_tool(seconds=61), "controller.tools.python.seconds", "less than or equal to 60"),
+        (python_tool(memory_mb=1 << 20), "controller.tools.python.memory_mb", "less than or equal to 2048"),
+        (
+            python_tool(function="deployments.config:merged"),
+            "controller.tools.python.function",
+            "not an async function",
+        ),
+        ({"controller": {"tools": {"bash": {}}}}, "controller.tools.bash", "python"),
         (step_hook(CALCULATOR, fallback="ignore"), "controller.step_hook.fallback", "'leave' or 'fail'"),
     ],
 )

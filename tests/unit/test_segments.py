@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engines.segments import Draft, Ending, GivenTokens, Segment, Task, Until, first_segment, following
+from deployments.engines.segments import (
+    Draft,
+    Ending,
+    GivenTokens,
+    Segment,
+    Task,
+    Until,
+    behind_program,
+    first_segment,
+    following,
+)
 from search.ports import Child, ThoughtRequest
 from search.tree import StepEnd
 
@@ -12,6 +22,7 @@ MARKS = GivenTokens(opening=(1,), closing=(2, 3, 4), no_thought=(5, 6))
 STOP = Ending(StepEnd.DELIMITER)
 BLANK = Ending(StepEnd.DELIMITER, blank=True)
 OPENED = Ending(StepEnd.DELIMITER, opened=True, blank=True)
+PROGRAM = Ending(StepEnd.DELIMITER, program=True)
 LENGTH = Ending(StepEnd.LENGTH)
 EOS = Ending(StepEnd.END_OF_SEQUENCE)
 
@@ -107,6 +118,36 @@ def test_a_grammar_holds_the_solution_and_not_the_thought() -> None:
 def test_a_whole_solution_is_one_request_unless_its_thought_is_a_segment() -> None:
     assert first_segment(task(Until.SOLUTION, opened=False)) == Segment(Until.SOLUTION, 100)
     assert first_segment(task(Until.SOLUTION, opened=False, closes=True)).until is Until.SOLUTION_OR_THOUGHT
+
+
+@pytest.mark.parametrize("until", [Until.STEP, Until.SOLUTION])
+def test_a_program_is_a_segment_with_its_output_behind_it(until: Until) -> None:
+    draft = begun(Task(until, 100, 60, tool=True))
+    program = after(draft, 10, PROGRAM)
+    assert program.segment == Segment(Until.PROGRAM, 50)
+    closed = program.wrote(range(20), [-1.0] * 20)
+    rest = behind_program(closed, (7, 8, 9))
+    assert rest == Segment(until, 27, (7, 8, 9), behind_program=True)
+    going_on = closed.began(rest)
+    assert going_on.given == ((30, 33),)
+    assert going_on.programs == ((10, 33),)
+    assert going_on.start == 33
+    assert going_on.written == 30
+    again = after(going_on, 5, PROGRAM)
+    assert again.wrote(range(3), [-1.0] * 3).began(Segment(until, 1, (7,), behind_program=True)).programs == (
+        (10, 33),
+        (38, 42),
+    )
+    assert behind_program(closed, (7,) * 30) is None, "there is no token left behind the output"
+    assert then(program, 50, LENGTH) is None
+
+
+def test_a_program_may_follow_a_thought_which_is_then_a_request_of_its_own() -> None:
+    thinks = task(Until.SOLUTION, opened=True)._replace(tool=True)
+    solution = after(begun(thinks), 20, STOP)
+    assert solution.segment == Segment(Until.SOLUTION, 30, behind_thought=True)
+    closed = after(solution, 10, PROGRAM).wrote(range(5), [-1.0] * 5)
+    assert behind_program(closed, (7,)) == Segment(Until.SOLUTION, 14, (7,), behind_program=True)
 
 
 TASKS = st.builds(

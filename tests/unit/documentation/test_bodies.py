@@ -85,6 +85,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     [vectors] = [block.text for block in blocks_in("python") if "async def vectors" in block.text]
     [hook] = [block.text for block in blocks_in("python") if "my_package/my_hook.py" in block.text]
     [facts] = [block.text for block in blocks_in("python") if "my_package/my_facts.py" in block.text]
+    [tool] = [block.text for block in blocks_in("python") if "my_package/my_tool.py" in block.text]
     typing = "from collections.abc import Sequence\nfrom typing import Literal\n"
     package = tmp_path / "my_package"
     package.mkdir()
@@ -94,6 +95,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (package / "my_steps.py").write_text(f"{typing}{steps}")
     (package / "embeddings.py").write_text(vectors)
     (package / "my_hook.py").write_text(hook)
+    (package / "my_tool.py").write_text(tool)
     (tmp_path / "facts.txt").write_text("Ethanol boils at 78 degrees.\n")
     (package / "my_facts.py").write_text(facts.replace("/data/facts.txt", str(tmp_path / "facts.txt")))
     (package / "my_answers.py").write_text("def extract(text: str) -> str | None: ...\n")

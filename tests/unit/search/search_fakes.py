@@ -17,6 +17,7 @@ from search.ports import (
     Headroom,
     ScoreRequest,
     StopCondition,
+    ToolUse,
 )
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
@@ -27,7 +28,7 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Tho
 PROMPT = (1, 2, 3, 4, 5)
 ENVIRONMENT = {
     *("context_tokens", "fallback", "extract_answer", "solver", "step_hook"),
-    *("thinking_context", "thought_is_over", "scores_thinking"),
+    *("thinking_context", "thought_is_over", "scores_thinking", "tool"),
 }
 """Options of a search that belong to its environment."""
 
@@ -210,6 +211,29 @@ class ThinkingGenerator(FakeGenerator):
         first, *others = super()._write(request, behind, branch._replace(max_tokens=left)).steps
         first = Step((*tokens, *first.token_ids), text + first.text, first.end, first.logprob, None, thought, given)
         return child._replace(steps=(first, *others))
+
+
+class ProgramGenerator(FakeGenerator):
+    """Writes programs in some steps, which are given 3 tokens of output each, and meet the time limit now and then."""
+
+    def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
+        child = super()._write(request, expansion, branch)
+        if request.tool is None:
+            return child
+        assert expansion.solution == len(PROMPT)
+        room, use, steps = expansion.room - sum(len(step.token_ids) for step in child.steps), ToolUse(), []
+        for number, plain in enumerate(child.steps):
+            step, rng = plain, seeded_rng("program", branch.seed, number)
+            if rng.random() < 0.5 and step.end is StepEnd.DELIMITER and room >= 3:
+                room -= 3
+                step = step._replace(
+                    token_ids=(step.token_ids[0], 7, 8, 9, *step.token_ids[1:]),
+                    text=f"ran: {step.text}",
+                    given=((1, 4),),
+                )
+                use = ToolUse(use.calls + 1, use.errors, use.limits + (rng.random() < 0.02), use.tokens + 3)
+            steps.append(step)
+        return child._replace(steps=tuple(steps), tool=use)
 
 
 class FakeScorer:

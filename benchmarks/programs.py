@@ -1,0 +1,269 @@
+"""What is it worth to run the programs in solutions, at equal tokens?
+
+    python -m benchmarks.programs choose --gsm8k DIRECTORY
+    python -m benchmarks.programs measure --gsm8k DIRECTORY --prompt NAME --problems N --keep
+
+Qwen2.5-Coder-0.5B-Instruct on GSM8K, whole solutions. ``choose`` compares system prompts that ask for programs inside a
+chain of thought, on training problems, and tells the number of test problems at which a gain of 3 points would be seen,
+from how often the two sides disagree there. ``measure`` votes on test problems: without the tool as Banyan asks by
+default, with it under the chosen prompt. The side with the tool gets as many solutions as cost no more tokens, outputs
+of programs included, than 8 and 16 without. Solutions are kept in DIRECTORY/SPLIT.jsonl of ``--out``, from which a
+later run goes on.
+"""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from benchmarks.published.engines import CONTEXT_TOKENS, generator_settings, started_generator
+from benchmarks.published.intervals import paired_bootstrap
+from benchmarks.published.problems import MathProblem, chosen_problems
+from benchmarks.published.rows import Row, RowFile
+from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
+from benchmarks.published.strategies import PoolSolution, pool_of
+from benchmarks.record import claim, show_claims, write_result
+from cluster.evaluation.loop import problem_seed
+from deployments.config import PythonToolSettings
+from search.answers.equivalence import AnswerMatcher
+from search.answers.programs import program_answer
+from search.answers.voting import Ballot, Candidate, SelectionRule
+from search.run.environment import SearchEnvironment
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.tree import Node
+
+BOXED = "put your final answer within \\boxed{}."
+PROMPTS = {
+    "calculate": (
+        "You are a careful assistant. Reason step by step. Do every calculation with a short Python program between "
+        f"```python and ``` that prints its result; its output follows in an ```output block. At the end {BOXED}"
+    ),
+    "check": (
+        "You are a careful assistant. Reason step by step. Then write one Python program between ```python and ``` "
+        "that computes the answer from the numbers of the problem and prints it. Its output follows in an ```output "
+        f"block; trust it more than your own arithmetic, and {BOXED}"
+    ),
+    "program": (
+        "Solve the problem with Python. First say in two or three sentences what has to be computed. Then write one "
+        "program between ```python and ``` with a named variable for each quantity, which prints the answer. Read its "
+        f"output in the ```output block and {BOXED}"
+    ),
+}
+"""Candidates of a system prompt. The one that `choose` finds best on training problems is measured."""
+WITHOUT = "without"
+WIDTHS = (8, 16)
+SAMPLES = 24
+"""Solutions of a problem with the tool: enough for a vote of equal tokens if they are shorter than those without."""
+GAIN = 0.03
+"""The gain in accuracy that the number of problems is chosen for."""
+TOOL = PythonToolSettings().request
+console = Console(width=160)
+
+
+class Vote(NamedTuple):
+    """A majority vote among some solutions of a problem."""
+
+    correct: float
+    tokens: float
+
+
+def majority(pool: Sequence[PoolSolution], n: int) -> Vote:
+    """The vote among the first ``n`` solutions."""
+    ballot: Ballot[Node] = Ballot()
+    for number, each in enumerate(pool[:n]):
+        ballot.add(Candidate(Node((number,), None), None, None, each.group))
+    winner = ballot.selected(SelectionRule.MAJORITY).node.id[0]
+    return Vote(float(pool[winner].correct), sum(each.tokens for each in pool[:n]))
+
+
+def equal_width(without: float, pools: Mapping[str, Sequence[PoolSolution]]) -> int:
+    """The largest number of solutions with the tool whose mean tokens are at most ``without``; at least 1."""
+    most = min(map(len, pools.values()))
+
+    def tokens(n: int) -> float:
+        return statistics.fmean(majority(pool, n).tokens for pool in pools.values())
+
+    return max((n for n in range(1, most + 1) if tokens(n) <= without), default=1)
+
+
+def compared(
+    width: int, without: Mapping[str, Sequence[PoolSolution]], with_tool: Mapping[str, Sequence[PoolSolution]]
+) -> dict[str, Any]:
+    """The vote of ``width`` without the tool beside the vote of equal tokens with it, on the problems of both."""
+    both = sorted(without.keys() & with_tool.keys())
+    first = {problem: majority(without[problem], width) for problem in both}
+    tokens = statistics.fmean(vote.tokens for vote in first.values())
+    n = equal_width(tokens, {problem: with_tool[problem] for problem in both})
+    second = {problem: majority(with_tool[problem], n) for problem in both}
+    difference = paired_bootstrap(
+        {problem: vote.correct for problem, vote in first.items()},
+        {problem: vote.correct for problem, vote in second.items()},
+    )
+    discordant = statistics.fmean(first[problem].correct != second[problem].correct for problem in both)
+    return {
+        "width": width,
+        "problems": len(both),
+        "without": round(statistics.fmean(vote.correct for vote in first.values()), 4),
+        "tokens_without": round(tokens, 1),
+        "width_with_tool": n,
+        "with_tool": round(statistics.fmean(vote.correct for vote in second.values()), 4),
+        "tokens_with_tool": round(statistics.fmean(vote.tokens for vote in second.values()), 1),
+        "difference": round(difference.mean, 4),
+        "interval": [round(difference.low, 4), round(difference.high, 4)],
+        "discordant": round(discordant, 4),
+    }
+
+
+def problems_needed(discordant: float) -> int:
+    """The number of problems at which a gain of ``GAIN`` is seen in four of five runs, by the normal approximation of
+    McNemar's test (Connor 1987): where the sides disagree on this share of the problems."""
+    share = max(discordant, GAIN)
+    spread = 1.96 * math.sqrt(share) + 0.84 * math.sqrt(share - GAIN**2)
+    return math.ceil((spread / GAIN) ** 2)
+
+
+async def sampled(
+    problems: Sequence[MathProblem], sides: Sequence[str], rows: RowFile, model: str, requests: int, minutes: float
+) -> None:
+    """Writes the solutions of each problem and side that has no row yet."""
+    missing = [(problem, side) for problem in problems for side in sides if (problem.id, side) not in rows]
+    if not missing:
+        return
+    async with started_generator(generator_settings(model, requests, 2)) as (engine, matcher):
+        plain = SearchEnvironment(engine, NoScorer(), CONTEXT_TOKENS, matcher)
+        tool = SearchEnvironment(engine, NoScorer(), CONTEXT_TOKENS, matcher, extract_answer=program_answer, tool=TOOL)
+
+        async def work(item: tuple[MathProblem, str]) -> Row:
+            problem, side = item
+            messages = [{"role": "user", "content": problem.text}]
+            if side != WITHOUT:
+                messages = [{"role": "system", "content": PROMPTS[side]}, {"role": "user", "content": problem.question}]
+            n = max(WIDTHS) if side == WITHOUT else SAMPLES
+            return await _row(problem, side, engine.encode_chat(messages), n, plain if side == WITHOUT else tool)
+
+        began = time.monotonic()
+        await in_parallel(missing, work, rows.append, max(1, requests // SAMPLES), began + 60 * minutes)
+        console.print(f"{sum((problem.id, side) in rows for problem, side in missing)} of {len(missing)} rows written")
+
+
+async def _row(problem: MathProblem, side: str, prompt: Sequence[int], n: int, environment: SearchEnvironment) -> Row:
+    settings = parse_search(solutions_field(n) | {"seed": problem_seed(SEED, problem.id)})
+    search_id = f"{problem.id}:{side}"
+    outcome = await run_search(problem.question, prompt, settings, environment, search_id=search_id)
+    ends = sorted(outcome.tree.terminals, key=lambda node: node.id)
+    solutions = [await solution(outcome.tree, end, problem, environment.matcher) for end in ends]
+    cost = outcome.cost
+    figures = {name: getattr(cost, name) for name in ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")}
+    return {"problem": problem.id, "side": side, "solutions": solutions, **figures}
+
+
+async def pools_of(
+    problems: Sequence[MathProblem], sides: Sequence[str], rows: RowFile
+) -> dict[str, dict[str, list[PoolSolution]]]:
+    """By side and problem, the solutions that are kept."""
+    matcher = AnswerMatcher()
+    await matcher.start()
+    try:
+        return {
+            side: {
+                problem.id: await pool_of(rows.rows[problem.id, side]["solutions"], None, matcher)
+                for problem in problems
+                if (problem.id, side) in rows
+            }
+            for side in sides
+        }
+    finally:
+        matcher.close()
+
+
+app = typer.Typer(help=__doc__, no_args_is_help=True)
+Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
+Model = Annotated[str, typer.Option(help="Directory of the generator.")]
+Out = Annotated[Path, typer.Option(help="Directory of the kept solutions.")]
+Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions written at a time.")]
+Minutes = Annotated[float, typer.Option(min=0.0, help="Ends after so long; a later run goes on.")]
+Keep = Annotated[bool, typer.Option(help="Write the figures to benchmarks/results.")]
+DEFAULT_MODEL = ".models/Qwen2.5-Coder-0.5B-Instruct"
+
+
+def _compare(
+    split: str, sides: Sequence[str], problems: int, gsm8k: Path, model: str, out: Path, requests: int, minutes: float
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, int]]]:
+    """By side with the tool: the comparisons of both widths, and the figures of its programs."""
+    chosen = chosen_problems(gsm8k, split, problems)
+    rows = RowFile(out / f"{split}.jsonl", ("problem", "side"))
+    asyncio.run(sampled(chosen, [WITHOUT, *sides], rows, model, requests, minutes))
+    pools = asyncio.run(pools_of(chosen, [WITHOUT, *sides], rows))
+    found = {side: [compared(width, pools[WITHOUT], pools[side]) for width in WIDTHS] for side in sides}
+    names = ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")
+    used = {
+        side: {name: sum(rows.rows[problem, side][name] for problem in pools[side]) for name in names} for side in sides
+    }
+    return found, used
+
+
+@app.command()
+def choose(
+    gsm8k: Gsm8k,
+    problems: Annotated[int, typer.Option(min=1, help="Training problems, in their fixed order.")] = 40,
+    model: Model = DEFAULT_MODEL,
+    out: Out = Path("results/programs"),
+    requests: Requests = 128,
+    minutes: Minutes = 600.0,
+) -> None:
+    """Compares the candidates on training problems."""
+    found, used = _compare("train", list(PROMPTS), problems, gsm8k, model, out, requests, minutes)
+    for side, comparisons in found.items():
+        console.print_json(data={"prompt": side, "votes": comparisons, **used[side]})
+    best = max(found, key=lambda side: statistics.fmean(each["with_tool"] for each in found[side]))
+    needed = max(problems_needed(each["discordant"]) for each in found[best])
+    console.print(f"{best} is best; {needed} test problems would show a gain of {GAIN:.0%}")
+
+
+@app.command()
+def measure(
+    gsm8k: Gsm8k,
+    prompt: Annotated[str, typer.Option(help="The chosen candidate.")],
+    problems: Annotated[int, typer.Option(min=1, help="Test problems, as many as `choose` said.")],
+    model: Model = DEFAULT_MODEL,
+    out: Out = Path("results/programs"),
+    requests: Requests = 128,
+    minutes: Minutes = 600.0,
+    keep: Keep = False,
+) -> None:
+    """Measures the chosen prompt on test problems."""
+    if prompt not in PROMPTS:
+        raise typer.BadParameter(f"one of {', '.join(PROMPTS)}", param_hint="--prompt")
+    found, used = _compare("test", [prompt], problems, gsm8k, model, out, requests, minutes)
+    claims = [
+        claim(
+            f"majority of {each['width']} with programs run, over without, at equal tokens",
+            each["difference"],
+            "above 0, interval too",
+            each["interval"][0] > 0,
+        )
+        for each in found[prompt]
+    ]
+    figures = {
+        "model": Path(model).name,
+        "prompt": {prompt: PROMPTS[prompt]},
+        "tool": TOOL._asdict(),
+        "votes": found[prompt],
+        "programs": used[prompt],
+        "claims": claims,
+    }
+    console.print_json(data=figures["votes"])
+    show_claims(console, claims)
+    if keep:
+        console.print(f"kept in {write_result('programs', figures).name}")
+
+
+if __name__ == "__main__":
+    app()
