@@ -53,9 +53,16 @@ def is_side_call(request: ChatRequest, settings: SideCallSettings | None) -> boo
     return any(_is_one(message.text, settings) for message in told)
 
 
-def as_side_call(request: ChatRequest, default_search: Mapping[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
-    """Returns the request without its temperature, which greedy does not take, and the default search for it."""
+def as_side_call(
+    request: ChatRequest, default_search: Mapping[str, Any], thinks: bool
+) -> tuple[ChatRequest, dict[str, Any]]:
+    """Returns the request without its temperature, which greedy does not take, and the default search for it.
+
+    ``thinks``: whether the model does, but for side calls.
+    """
     shared = {name: value for name, value in default_search.items() if name in SHARED_SETTINGS}
+    if thinks:
+        shared |= {"thinking": "whole", "budget": {**(shared.get("budget") or {}), "thinking": 0}}
     return request.model_copy(update={"temperature": None}), {**shared, "strategy": "greedy"}
 
 
