@@ -372,6 +372,16 @@ def test_a_whole_conversation_has_its_calls() -> None:
     assert question(request.conversation, conversation=True) == said
 
 
+async def test_a_kept_search_has_the_calls_and_the_conversation(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world(store={"path": str(tmp_path)}, tool_calls="vote")
+    world.generator.texts = [call(city="Rome"), call(city="Oslo"), call(city="Rome"), "Warm."]
+    found = await reply(world, messages=[USER, CALLED, RESULT], tools=[tool()], store=True)
+    kept = (await world.client.get(f"/v1/searches/{found['search']['search_id']}")).json()
+    assert kept["reply"]["choices"] == found["choices"]
+    assert found["choices"][0]["finish_reason"] == "tool_calls"
+    assert kept["question"] == 'How warm is it in Rome?\n\nweather({"city": "Rome"}) = 21'
+
+
 # The Responses API.
 
 FUNCTION = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
