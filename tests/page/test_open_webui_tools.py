@@ -51,7 +51,6 @@ def test_its_tools_are_called_and_their_results_answered(
         expect(shown).to_contain_text("21")
         expect(shown).to_contain_text(SAID.strip())
     first, second = (each for each in proxy.recorded if each.body.get("stream"))
-    print(f"\n{len(first.body['tools'])} tools, {usage_of(first)}")
     assert len(first.body["tools"]) == TOOLS
     assert {name for name, _ in CALLS} <= {tool["function"]["name"] for tool in first.body["tools"]}
     *_, called, result, other = second.body["messages"]
@@ -89,7 +88,3 @@ def assert_the_same_without_a_stream(recorded: Recorded, application: Applicatio
 def chunks(recorded: Recorded) -> list[dict[str, Any]]:
     lines = b"".join(piece for _, piece in recorded.pieces).decode().splitlines()
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-
-
-def usage_of(recorded: Recorded) -> Any:
-    return next((chunk["usage"] for chunk in chunks(recorded) if chunk.get("usage")), None)
