@@ -21,6 +21,7 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.reasoning import marks_of
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.tokenizers import load_tokenizer, require_chat_template
+from deployments.engines.tool_parsers import call_marks
 from deployments.http.app import create_app
 from deployments.http.chat.jobs import Jobs
 from deployments.http.chat.search_settings import SettingsResolver
@@ -304,7 +305,7 @@ def load_encoder(generator: GeneratorSettings | str) -> ChatEncoder:
     quick_import("transformers.models.auto.tokenization_auto")
     settings = GeneratorSettings(model=generator) if isinstance(generator, str) else generator
     tokenizer = load_tokenizer(settings)
-    return ChatEncoder(tokenizer, marks_of(settings.reasoning, tokenizer))
+    return ChatEncoder(tokenizer, marks_of(settings.reasoning, tokenizer), call_marks(settings.tool_parser, tokenizer))
 
 
 async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:

@@ -37,8 +37,14 @@ TAIL = 32
 class ChatEncoder:
     """Encodes chats and plain texts for one tokenizer."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", marks: Marks | None = None) -> None:
-        """``marks``: those between which the tokenizer's model thinks; None: it does not."""
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        marks: Marks | None = None,
+        call_marks: frozenset[int] = frozenset(),
+    ) -> None:
+        """``marks``: those between which the tokenizer's model thinks; None: it does not. ``call_marks``: special
+        tokens that mark its tool calls."""
         self.marks = marks
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab()
@@ -49,7 +55,7 @@ class ChatEncoder:
         special = {token for token, details in self._added.items() if details.special and token not in kept}
         self._texts: dict[int, str] = {}
         """Cache of decoded tokens: decoding a token takes longer than everything else that is done with it."""
-        self._texts.update({token: self._added[token].content for token in kept})
+        self._texts.update({token: self._added[token].content for token in call_marks.union(kept)})
         self._guarded = TokenGuard.of(guarded)
         self._special = TokenGuard.of({text: token for text, token in guarded.items() if token in special})
 
@@ -126,7 +132,7 @@ class ChatEncoder:
         return read - {*_BUILTIN_VARIABLES, *self._tokenizer.special_tokens_map}
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself; empty for special tokens but for the marks of thinking."""
+        """The text of each token by itself; empty for special tokens but for marks of thinking and calls."""
         if new := list(set(token_ids) - self._texts.keys()):
             texts = self._tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
             self._texts.update(zip(new, texts, strict=True))

@@ -51,7 +51,7 @@ from deployments.engines.segments import (
 )
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter
-from deployments.engines.tool_parsers import CallParser, ToolParserError
+from deployments.engines.tool_parsers import CallParser, ToolParserError, call_marks
 from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
@@ -147,7 +147,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
             marks = marks_of(self._settings.reasoning, tokenizer)
         except ValueError as error:
             raise EngineStartError(f"generator.reasoning: {error}") from error
-        splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer), marks)
+        calls = call_marks(self._settings.tool_parser, tokenizer)
+        eos_ids = _eos_ids(engine, tokenizer)
+        splitter = StepSplitter(tokenizer, self._settings.step_delimiter, eos_ids, marks, calls)
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
         block_size = engine.vllm_config.cache_config.block_size
@@ -164,7 +166,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             device = device._replace(least_turn_s=math.inf)
         aborts = Aborts(engine)
         write_ahead = WriteAhead(queue, setting, self._lengths, aborts.begin, device)
-        chat = ChatEncoder(tokenizer, marks)
+        chat = ChatEncoder(tokenizer, marks, calls)
         given = GivenTokens(*chat.given_tokens) if marks else GivenTokens()
         return _Running(engine, counters, queue, chat, splitter, given, eos, block_size, clamp, write_ahead, aborts)
 

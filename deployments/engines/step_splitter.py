@@ -43,13 +43,15 @@ class StepSplitter:
         delimiter: str,
         eos_ids: frozenset[int],
         marks: Marks | None = None,
+        call_marks: frozenset[int] = frozenset(),
     ) -> None:
-        """``marks``: those between which the model thinks; None: it does not."""
+        """``marks``: those between which the model thinks; None: it does not. ``call_marks``: special tokens that mark
+        its tool calls."""
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._marks = marks
         added, tokens = tokenizer.added_tokens_decoder, marks.tokens if marks and marks.tokens else ()
-        self._kept = frozenset(token for token in tokens if added[token].special)
+        self._kept = call_marks.union(token for token in tokens if added[token].special)
         """Special tokens that are part of texts."""
         self._decoded: tuple[Sequence[int], str] = (), ""
         """The tokens whose text ``ending`` needed, which are a step's in nearly all cases."""
@@ -198,7 +200,7 @@ class StepSplitter:
         return not text.replace(self.delimiter, "").strip()
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens but for the marks of thinking."""
+        """The text of ids, without special tokens but for the marks of thinking and of tool calls."""
         if not self._kept.isdisjoint(token_ids):
             runs = itertools.groupby(token_ids, self._kept.__contains__)
             return "".join(

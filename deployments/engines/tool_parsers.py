@@ -27,7 +27,30 @@ _KNOWN = (
     _Marks("glm45", ("<tool_call>", "<arg_key>", "<arg_value>")),
     _Marks("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     _Marks("seed_oss", ("<seed:tool_call>", "<function=")),
+    _Marks("mistral", ("[AVAILABLE_TOOLS]", "[TOOL_CALLS]")),
+    _Marks("llama3_json", ("<|python_tag|>", '"parameters":')),
+    _Marks("deepseek_v3", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json")),
+    _Marks("deepseek_v31", ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"), lacks="```json"),
 )
+_CALL_MARKS = frozenset(
+    {
+        *("<tool_call>", "</tool_call>", "<tool_calls>", "</tool_calls>", "<|tool_call|>"),
+        *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),  # Mistral
+        *("<|python_tag|>", "<|python_start|>", "<|python_end|>"),  # Llama
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),  # DeepSeek
+        "<｜tool▁sep｜>",
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>"),  # Kimi K2
+        "<|tool_call_argument_begin|>",
+        *("<|tool_call_start|>", "<|tool_call_end|>"),  # LFM2, and the second one Kimi K2
+        *("<|action_start|>", "<|action_end|>", "<|plugin|>"),  # InternLM
+        *("<|tools_prefix|>", "<|tools_suffix|>"),  # Apertus
+        *("<start_function_call>", "<end_function_call>", "<escape>"),  # FunctionGemma
+        *("<|tool_call>", "<tool_call|>", '<|"|>'),  # Gemma 4
+    }
+)
+"""Marks of calls that are special tokens in published tokenizers."""
+_FRAMED = ("inkling", "kimi_k3", "muse_glimmer", "openai", "plamo3")
+"""Parsers of models whose whole answer is framed by special tokens, which the texts of steps lack."""
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
@@ -54,15 +77,19 @@ def tool_parser_name(tokenizer: "PreTrainedTokenizerBase") -> str | None:
         for marks in _KNOWN
         if all(text in source for text in marks.texts) and not (marks.lacks and marks.lacks in source)
     ]
-    if len(found) != 1 or lost_marks(found[0], tokenizer):
-        return None
-    return found[0]
+    return found[0] if len(found) == 1 else None
 
 
-def lost_marks(name: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """Returns the marks of a parser that the texts of steps lack: they are special tokens of the tokenizer."""
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-    return [text for marks in _KNOWN if marks.parser == name for text in marks.texts if text in special]
+def call_marks(parser: str | None, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """Returns the special tokens of a tokenizer that mark tool calls. Texts keep them, as they do in vLLM while calls
+    are parsed.
+
+    ``parser``: the one that is set; None: it is found by the chat template. Without any there are no marks.
+    """
+    if parser is None and tool_parser_name(tokenizer) is None:
+        return frozenset()
+    added = tokenizer.added_tokens_decoder
+    return frozenset(token for token, known in added.items() if known.special and known.content in _CALL_MARKS)
 
 
 class CallParser:
@@ -78,9 +105,10 @@ class CallParser:
 
         if name not in (known := ToolParserManager.list_registered()):
             raise ToolParserError(f"vLLM has no parser {name!r}; it has: {', '.join(known)}")
-        if lost := lost_marks(name, tokenizer):
+        if name in _FRAMED:
             raise ToolParserError(
-                f"{name} looks for {lost[0]}, a special token of this tokenizer: the texts of steps have none"
+                f"{name} needs the special tokens around each part of an answer, which texts here lack: leave it "
+                "unset; tool_choice required, or the name of a function, needs no parser"
             )
         try:
             found = ParserManager.get_parser(name, enable_auto_tools=True, tokenizer=tokenizer)

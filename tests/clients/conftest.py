@@ -6,13 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 
 from cluster.launch.application import free_port
+from tests.agent_model import agent_settings
 from tests.tool_templates import HERMES
 
 CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
@@ -24,13 +27,31 @@ STOP_S = 120.0
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of ``banyan serve`` with the shipped configuration and a chat template that takes tools. Without tools it
     makes the same prompts as the model's own."""
+    directory = tmp_path_factory.mktemp("serve")
+    template = directory / "tools.jinja"
+    template.write_text(HERMES)
+    with serving(directory, {"generator": {"chat_template": str(template)}}) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def calling_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of another, whose model makes two calls of ``flip`` at once."""
+    directory = tmp_path_factory.mktemp("calling")
+    settings = agent_settings(directory, [("flip", {"side": True}), ("flip", {"side": False})], context=4096)
+    with serving(directory, settings) as url:
+        yield url
+
+
+@contextmanager
+def serving(directory: Path, settings: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Runs ``banyan serve`` with the shipped configuration and some other settings; yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    directory = tmp_path_factory.mktemp("serve")
-    output, template, config = directory / "output", directory / "tools.jinja", directory / "serve_config.yaml"
-    template.write_text(HERMES)
+    output, config = directory / "output", directory / "serve_config.yaml"
     shipped = yaml.safe_load(CONFIG.read_text())
-    shipped["applications"][0]["args"].setdefault("generator", {})["chat_template"] = str(template)
+    for part, others in settings.items():
+        shipped["applications"][0]["args"][part].update(others)
     config.write_text(yaml.safe_dump(shipped))
     # A token of its own, and none of the API keys that may be set here.
     environment = {name: value for name, value in os.environ.items() if name != "BANYAN_API_KEYS"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.agent_model import ANSWER, SAID
 from tests.clients.bodies import assert_recorded
 from tests.clients.commands import HERE, ROOT, program_of
 from tests.clients.programs.client_report import QUESTION, SEED
@@ -44,8 +45,10 @@ def proxy(endpoint: str) -> Any:
         yield proxy
 
 
-def run(client: str, proxy: RecordingProxy, directory: Path, kind: str = "client") -> dict[str, str]:
-    """Texts of the replies to a client, by route. ``kind``: of its program."""
+def run(
+    client: str, proxy: RecordingProxy, directory: Path, kind: str = "client", choice: str = "auto"
+) -> dict[str, str]:
+    """Texts of the replies to a client, by route. ``kind``: of its program. ``choice``: for an agent's first turn."""
     file = directory / "texts.json"
     url = f"{proxy.url}/v1"
     environment = {
@@ -55,6 +58,7 @@ def run(client: str, proxy: RecordingProxy, directory: Path, kind: str = "client
         "MODEL": MODEL,
         "QUESTION": QUESTION,
         "SEED": str(SEED),
+        "CHOICE": choice,
         "LOGS": str(directory / "logs"),
         "LLM_USER_PATH": str(directory),
         "NODE_PATH": str(NODE_MODULES),
@@ -118,12 +122,31 @@ def test_all_clients_get_the_same_text(endpoint: str, tmp_path: Path) -> None:
     assert len(set(texts.values())) == 1, texts
 
 
-@pytest.mark.parametrize("client", ["langchain", "vercel_ai"])
-def test_an_agent_gets_the_same_call_by_every_route(client: str, proxy: RecordingProxy, tmp_path: Path) -> None:
-    """A call that must be, its result, and the answer to it: by chat and by responses, plain and streamed."""
+AGENTS = ["openai", "langchain", "vercel_ai"]
+ROUTES = {"chat", "chat_streamed", "responses", "responses_streamed"}
+
+
+@pytest.mark.parametrize("client", AGENTS)
+def test_an_agent_gets_the_calls_that_a_model_writes(client: str, calling_endpoint: str, tmp_path: Path) -> None:
+    """Two calls at once, their results, and the answer to them: by chat and by responses, plain and streamed."""
+    with recording_proxy(calling_endpoint) as proxy:
+        texts = run(client, proxy, tmp_path, "agent")
+        assert [each.status for each in proxy.recorded] == [200] * 8
+        assert_recorded(f"{client} agent", ((each.path, each.body) for each in proxy.recorded[1::2]))
+    assert texts.keys() == ROUTES
+    expected = {
+        f"{SAID}flip({{'side': True}}), flip({{'side': False}}): {ANSWER}",
+        f'{SAID}flip({{"side":true}}), flip({{"side":false}}): {ANSWER}',
+    }
+    assert set(texts.values()) <= expected, texts
+
+
+@pytest.mark.parametrize("client", AGENTS)
+def test_an_agent_gets_a_call_that_it_requires(client: str, proxy: RecordingProxy, tmp_path: Path) -> None:
+    """By a model that knows nothing of functions. The same one by every route over which the client sends a seed."""
     before = len(proxy.recorded)
-    texts = run(client, proxy, tmp_path, "agent")
+    texts = run(client, proxy, tmp_path, "agent", choice="required")
     assert {each.status for each in proxy.recorded[before:]} == {200}
-    assert texts.keys() == {"chat", "chat_streamed", "responses", "responses_streamed"}
+    assert texts.keys() == ROUTES
     assert all(text.startswith("flip({") for text in texts.values()), texts
     assert texts["chat"] == texts["chat_streamed"]

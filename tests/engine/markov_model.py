@@ -12,7 +12,9 @@ Chances = Mapping[str, Mapping[str, float]]
 """For each token's text, the probabilities of the next tokens."""
 
 
-def save_markov_model(directory: Path, tokenizer: PreTrainedTokenizerFast, chances: Chances) -> None:
+def save_markov_model(
+    directory: Path, tokenizer: PreTrainedTokenizerFast, chances: Chances, context: int = 512
+) -> None:
     """A Qwen2 with one layer that adds nothing: each token is a direction of its own, and the head has its logits."""
     size = len(tokenizer)
     width = -(-size // 64) * 64
@@ -23,7 +25,7 @@ def save_markov_model(directory: Path, tokenizer: PreTrainedTokenizerFast, chanc
         num_hidden_layers=1,
         num_attention_heads=width // 32,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

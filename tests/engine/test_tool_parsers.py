@@ -6,13 +6,15 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from deployments.engines import generation
+from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
-from deployments.engines.tool_parsers import CallParser, ToolParserError, tool_parser_name
+from deployments.engines.step_splitter import StepSplitter
+from deployments.engines.tool_parsers import CallParser, ToolParserError, call_marks, tool_parser_name
 from deployments.service.tool_calls import Said, ToolCallParser, ToolCallsUnread
 from scripts.embedded.tokenizer import CHAT_TEMPLATE, build_tokenizer
 from search.answers.tool_calls import ToolCall
@@ -52,13 +54,57 @@ def test_the_parser_is_found_by_the_template(
     assert tool_parser_name(tokenizer) == name
 
 
-def test_no_parser_reads_marks_that_texts_lack() -> None:
+CITY = '{"city": "Romé", "days": 2}'
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+SPECIAL = {
+    "mistral": ("[TOOL_CALLS] [ARGS]", "[AVAILABLE_TOOLS]", f"[TOOL_CALLS]weather[ARGS]{CITY}"),
+    "mistral v3": (
+        "[TOOL_CALLS]",
+        "[AVAILABLE_TOOLS]",
+        f'[TOOL_CALLS] [{{"name": "weather", "arguments": {CITY}, "id": "a"}}]',
+    ),
+    "llama3_json": ("<|python_tag|>", '"parameters":', f'<|python_tag|>{{"name": "weather", "parameters": {CITY}}}'),
+    "deepseek_v3": (
+        DEEPSEEK.replace("{}", " ").replace("><", "> <") + " <｜tool▁sep｜>",
+        "```json",
+        DEEPSEEK.format(f"function<｜tool▁sep｜>weather\n```json\n{CITY}\n```"),
+    ),
+    "deepseek_v31": (
+        DEEPSEEK.replace("{}", " ").replace("><", "> <") + " <｜tool▁sep｜>",
+        "",
+        DEEPSEEK.format(f"weather<｜tool▁sep｜>{CITY}"),
+    ),
+    "hermes": ("<tool_call> </tool_call>", '"arguments":', CALL),
+}
+"""By parser, in the forms of published models: special tokens, what else the chat template has, and a call."""
+
+
+@pytest.mark.parametrize("case", SPECIAL)
+def test_calls_that_special_tokens_mark_are_read(case: str) -> None:
+    marks, template, text = SPECIAL[case]
+    parser, *_ = case.split()
     tokenizer = build_tokenizer(200)
-    tokenizer.add_tokens(["<tool_call>"], special_tokens=True)
-    tokenizer.chat_template = HERMES
-    assert tool_parser_name(tokenizer) is None
-    with pytest.raises(ToolParserError, match="hermes looks for <tool_call>, a special token"):
-        CallParser("hermes", tokenizer)
+    special = [AddedToken(mark, special=True, normalized=False) for mark in marks.split()]
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.chat_template = CHAT_TEMPLATE + "{# #}{{ '" + marks + template + "' }}"
+    assert tool_parser_name(tokenizer) == parser
+    eos = tokenizer.eos_token_id
+    kept = call_marks(None, tokenizer)
+    assert kept == call_marks(parser, tokenizer) == set(tokenizer.convert_tokens_to_ids(marks.split()))
+    splitter = StepSplitter(tokenizer, "\n\n", frozenset({eos}), None, kept)
+    ids = [*tokenizer.encode(text, add_special_tokens=False), eos]
+    assert kept & set(ids)
+    [step] = splitter.split((), ids, cut_off=False)
+    assert step.text == text
+    assert ChatEncoder(tokenizer, None, kept).token_texts(sorted(kept)) == tokenizer.convert_ids_to_tokens(sorted(kept))
+    assert CallParser(parser, tokenizer).parsed(step.text, TOOLS) == ("", CALLED)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    assert not call_marks(None, tokenizer), "without a parser texts stay as they are"
+
+
+def test_a_parser_of_framed_answers_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ToolParserError, match=r"^openai needs the special tokens around each part of an answer"):
+        CallParser("openai", tokenizer)
 
 
 def test_a_parser_that_does_not_suit_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:

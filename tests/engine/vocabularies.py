@@ -60,7 +60,7 @@ def sentencepiece() -> PreTrainedTokenizerFast:
 
 def token_id(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
     """Id of the one token with the text ``text``."""
-    token = tokenizer.convert_tokens_to_ids(text if text == EOS else _letters(text))
+    token = tokenizer.convert_tokens_to_ids(text if text in tokenizer.get_added_vocab() else _letters(text))
     assert isinstance(token, int)
     return token
 

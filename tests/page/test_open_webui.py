@@ -6,68 +6,39 @@ Skipped unless ``OPEN_WEBUI`` names its program; docs/chat-windows.md says how t
 import json
 import os
 import re
-import shutil
-import signal
-import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
-from cluster.launch.application import free_port
-from deployments.engines.settings import EMBEDDED_MODELS
 from deployments.http.chat.chat_windows import NOTE
+from tests.agent_model import longer_context
 from tests.clients.recording_proxy import Recorded, RecordingProxy, recording_proxy
+from tests.page.open_webui import ANSWER_S, ask, chat_page, needs_open_webui, open_webui
 from tests.page.stand_in import QUESTION
 from tests.serve.application import Application, running, until
 
-PROGRAM = os.environ.get("OPEN_WEBUI", "")
 PICTURE = os.environ.get("OPEN_WEBUI_PICTURE", "")
 """Where a picture of the answered question goes, for docs/chat-windows.md."""
 CONTEXT = 4096
 """Tokens. To the embedded models each letter of most words is a token, and the prompt for a title has 1,044."""
 LONG = "Start with 7." + " Add 8. Multiply by 2. Subtract 9." * 4 + " What is the result?"
-START_S = 300.0
-ANSWER_S = 120.0
 FIRST_BYTE_S = 1.0
 SILENCE_S = 10.0
-ENVIRONMENT = {
-    "WEBUI_AUTH": "False",
-    "OFFLINE_MODE": "true",
-    "HF_HUB_OFFLINE": "1",
-    "ENABLE_OLLAMA_API": "false",
-    "RAG_EMBEDDING_ENGINE": "openai",  # the default fetches a model
-    "DEFAULT_MODEL_METADATA": '{"capabilities": {"builtin_tools": false}}',
-    "WEBUI_SECRET_KEY": "none but this test reaches it",
-}
+WITHOUT_TOOLS = {"DEFAULT_MODEL_METADATA": '{"capabilities": {"builtin_tools": false}}'}
 
-pytestmark = [
-    pytest.mark.skipif(not PROGRAM, reason="OPEN_WEBUI does not name Open WebUI's program"),
-    pytest.mark.timeout(540),
-    pytest.mark.filterwarnings("default::ResourceWarning", "default::FutureWarning", "default::DeprecationWarning"),
-]
-
-
-def longer_context(name: str, directory: Path) -> dict[str, Any]:
-    """Settings of an embedded model with `CONTEXT`, in which it is not trained: what it writes there means nothing."""
-    model = directory / name
-    shutil.copytree(EMBEDDED_MODELS / name, model)
-    config = model / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": CONTEXT}))
-    return {"model": str(model), "max_model_len": CONTEXT}
+pytestmark = needs_open_webui
 
 
 @pytest.fixture(scope="module")
 def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     models = tmp_path_factory.mktemp("models")
     settings = {
-        "generator": longer_context("generator", models),
-        "prm": longer_context("prm", models),
+        "generator": longer_context("generator", models, CONTEXT),
+        "prm": longer_context("prm", models, CONTEXT),
         "controller": {"side_calls": {}},
         "http": {"canary_every_s": 0},
     }
@@ -82,52 +53,16 @@ def proxy(application: Application) -> Iterator[RecordingProxy]:
 
 
 @pytest.fixture(scope="module")
-def open_webui(application: Application, proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def window(application: Application, proxy: RecordingProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of Open WebUI."""
-    directory, port = tmp_path_factory.mktemp("open_webui"), free_port()
-    own = {"PATH": os.environ["PATH"], "HOME": str(directory), "DATA_DIR": str(directory), "NO_PROXY": "127.0.0.1"}
-    endpoint = {"OPENAI_API_BASE_URL": f"{proxy.url}/v1", "OPENAI_API_KEY": application.key}
-    log = directory / "log"
-    with log.open("wb") as output:
-        served = subprocess.Popen(
-            [PROGRAM, "serve", "--host", "127.0.0.1", "--port", str(port)],
-            cwd=directory,
-            env=own | endpoint | ENVIRONMENT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}"
-
-    def is_up() -> bool:
-        assert served.poll() is None, log.read_text()[-4000:]
-        try:
-            return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    try:
-        until(is_up, "Open WebUI answers", START_S, every_s=0.5)
+    with open_webui(proxy.url, application.key, tmp_path_factory.mktemp("open_webui"), **WITHOUT_TOOLS) as url:
         yield url
-    finally:
-        os.killpg(served.pid, signal.SIGKILL)
-        served.wait()
 
 
 @pytest.fixture
-def page(open_webui: str, browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 720})
-    page = context.new_page()
-    page.goto(open_webui)
-    page.get_by_role("button", name="Okay, Let's Go!").click()  # what is new in this version
-    yield page
-    context.close()
-
-
-def ask(page: Page, text: str) -> None:
-    page.locator("#chat-input").click()
-    page.keyboard.type(text)
-    page.keyboard.press("Enter")
+def page(window: str, browser: Browser) -> Iterator[Page]:
+    with chat_page(browser, window) as page:
+        yield page
 
 
 def answered(page: Page, proxy: RecordingProxy) -> Recorded:

@@ -68,16 +68,17 @@ def question_of(request: ChatRequest, job: SearchJob, key: KeyRecord | None) -> 
 
     Two requests ask the same if one search would answer both: same key, same tokens before the answer, same settings.
     Choices, streaming and service tier are no part of it. A request with a seed or a beginning of the answer wants its
-    own search, not that of a question which means the same.
+    own search, not that of a question which means the same; and a tool's result is no question.
     """
     common = (key and key.digest, job.json_schema, job.settings.model_dump_json())
     prompt = array("L", job.prompt).tobytes()  # The repr of a long prompt's tokens takes milliseconds.
     digest = digest_of(*common, job.question, prompt, job.prefill)
     *earlier, last = request.conversation
     context = None
-    if job.settings.seed is None and not request.prefill:
+    if job.settings.seed is None and not request.prefill and last.role != "tool":
         kwargs = sorted((request.chat_template_kwargs or {}).items())
-        context = digest_of(*common, [(each.role, each.shown, each.name) for each in earlier], last.name, kwargs)
+        told = [(each.role, each.shown, each.name, each.tool_calls, each.tool_call_id) for each in earlier]
+        context = digest_of(*common, told, last.name, kwargs)
     return Question(digest, context, last.text)
 
 

@@ -56,11 +56,13 @@ def is_side_call(request: ChatRequest, settings: SideCallSettings | None) -> boo
 def as_side_call(
     request: ChatRequest, default_search: Mapping[str, Any], thinks: bool
 ) -> tuple[ChatRequest, dict[str, Any]]:
-    """Returns the request without its temperature, which greedy does not take, and the default search for it: without
-    thinking if the model ``thinks``."""
+    """Returns the request without its temperature, which greedy does not take, and the default search for it.
+
+    ``thinks``: whether the model thinks unless it is told not to, as it is here.
+    """
     shared = {name: value for name, value in default_search.items() if name in SHARED_SETTINGS}
     if thinks:
-        shared["budget"] = {**(shared.get("budget") or {}), "thinking": 0}
+        shared |= {"thinking": "whole", "budget": {**(shared.get("budget") or {}), "thinking": 0}}
     return request.model_copy(update={"temperature": None}), {**shared, "strategy": "greedy"}
 
 

@@ -1,6 +1,6 @@
 """The models' inputs from a conversation: the generator's turns, the operator's first, and the PRM's question."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -26,8 +26,7 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
         BadRequest: the client sent a system message and the operator refuses these.
     """
     leading = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
-    functions = _functions(messages)
-    client = [_turn(message, functions) for message in messages]
+    client = [_turn(message, function) for message, function in zip(messages, _functions(messages), strict=True)]
     own, conversation = client[:leading], client[leading:]
     if prompt.system is not None:
         systems = [index for index, message in enumerate(messages) if message.role == "system"]
@@ -46,20 +45,20 @@ def question(messages: Sequence[Message], conversation: bool) -> str:
     A single turn is always returned without its role. A system turn may come after the user's; it is the question only
     where the user has said nothing since the assistant's last turn.
     """
-    functions = _functions(messages)
+    answered = list(zip(messages, _functions(messages), strict=True))
     if conversation and len(messages) > 1:
-        return SEPARATOR.join(f"{ROLE_LABELS[message.role]}: {_said(message, functions)}" for message in messages)
-    unanswered = list(takewhile(lambda message: message.role != "assistant" or message.tool_calls, reversed(messages)))
-    said = (message.text for message in unanswered if message.role == "user" and message.text.strip())
-    told = [_said(message, functions) for message in unanswered[::-1] if message.role == "tool"]
-    asked = next(said, "" if told else messages[-1].text)
+        return SEPARATOR.join(f"{ROLE_LABELS[each[0].role]}: {_said(*each)}" for each in answered)
+    unanswered = list(takewhile(lambda each: each[0].role != "assistant" or each[0].tool_calls, reversed(answered)))
+    texts = (message.text for message, _ in unanswered if message.role == "user" and message.text.strip())
+    told = [_said(*each) for each in unanswered[::-1] if each[0].role == "tool"]
+    asked = next(texts, "" if told else messages[-1].text)
     return SEPARATOR.join(filter(None, [asked, *told]))
 
 
-def _said(message: Message, functions: Mapping[str, CalledFunction]) -> str:
+def _said(message: Message, function: CalledFunction | None) -> str:
     """The text of a message without thinking and with its calls, or with the call whose result it is."""
-    if message.role == "tool":
-        return f"{_written(functions[message.tool_call_id or ''])} = {message.text}"
+    if function is not None:
+        return f"{_written(function)} = {message.text}"
     text = message.content_alone
     calls = (_written(call.function) for call in message.tool_calls or ())
     return "\n".join(filter(None, [text, *calls])) if message.tool_calls else text
@@ -69,18 +68,24 @@ def _written(function: CalledFunction) -> str:
     return f"{function.name}({function.arguments})"
 
 
-def _functions(messages: Sequence[Message]) -> dict[str, CalledFunction]:
-    """The functions that were called, by the ids of the calls."""
-    return {call.id: call.function for message in messages for call in message.tool_calls or ()}
+def _functions(messages: Sequence[Message]) -> list[CalledFunction | None]:
+    """The function whose result each message is; None for messages of other roles. Some servers use an id again in a
+    later turn: the last call before the result counts."""
+    called: dict[str | None, CalledFunction] = {}
+    found = []
+    for message in messages:
+        called |= {call.id: call.function for call in message.tool_calls or ()}
+        found.append(called[message.tool_call_id] if message.role == "tool" else None)
+    return found
 
 
-def _turn(message: Message, functions: Mapping[str, CalledFunction]) -> Turn:
+def _turn(message: Message, function: CalledFunction | None) -> Turn:
     content, thinking = message.shown
     turn: Turn = {"role": message.role, "content": content}
     if thinking:
         turn |= dict.fromkeys(THINKING_FIELDS, thinking)
     if message.tool_calls:
         turn["tool_calls"] = [call.shown for call in message.tool_calls]
-    if message.role == "tool":
-        turn |= {"tool_call_id": message.tool_call_id, "name": functions[message.tool_call_id or ""].name}
+    if function is not None:
+        turn |= {"tool_call_id": message.tool_call_id, "name": function.name}
     return turn

@@ -129,7 +129,8 @@ class Jobs:
         default = default_of(request.reasoning_effort, now)
         side_call = not tools and is_side_call(request, now.side_calls)
         if side_call:
-            request, default = as_side_call(request, default, self._encoder.marks is not None)
+            thinks = self._encoder.marks is not None or not SWITCHES.isdisjoint(self._encoder.template_variables)
+            request, default = as_side_call(request, default, thinks)
         elif tools:
             default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)

@@ -330,7 +330,13 @@ class ChatRequest(Body):
                 raise BadRequest(
                     f"{path}.tool_call_id: only messages of the role tool have one", f"{path}.tool_call_id"
                 )
-            known.update(call.id for call in message.tool_calls or ())
+            own: set[str] = set()
+            for place, call in enumerate(message.tool_calls or ()):
+                if call.id in own:
+                    path = f"{path}.tool_calls.{place}.id"
+                    raise BadRequest(f"{path}: an earlier call of the message has the same id", path)
+                own.add(call.id)
+            known |= own
         check_choice(self.tools or (), self.tool_choice)
         if self.offered and self.continue_final_message:
             raise BadRequest("continue_final_message is not supported with tools", "continue_final_message")

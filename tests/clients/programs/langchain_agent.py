@@ -1,12 +1,17 @@
-"""An agent of LangChain's: a call, its result, and the answer to it; by chat and by responses, plain and streamed."""
+"""An agent of LangChain's: calls, their results, and the answer to them; by chat and by responses, plain and streamed.
+
+``CHOICE`` in the environment is the first turn's ``tool_choice``.
+"""
 
 import os
 import sys
 from functools import reduce
 from operator import add as join
+from typing import Any
 
 from client_report import QUESTION, SEED, report
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
@@ -18,16 +23,18 @@ def flip(side: bool) -> str:
 
 
 def ran(chat: ChatOpenAI, streams: bool) -> str:
-    """The call and the answer of two turns."""
-    forced, free = (chat.bind_tools([flip], tool_choice=choice) for choice in ("required", "auto"))
+    """The calls and the answer of two turns."""
+    first, second = (chat.bind_tools([flip], tool_choice=choice) for choice in (os.environ["CHOICE"], "auto"))
     messages: list[BaseMessage] = [HumanMessage(QUESTION)]
-    called = reduce(join, forced.stream(messages)) if streams else forced.invoke(messages)
-    assert isinstance(called, AIMessage)
-    [call] = called.tool_calls[:1]
+    called = reply(first, messages, streams)
     results = [ToolMessage(flip.invoke(each["args"]), tool_call_id=each["id"]) for each in called.tool_calls]
-    answer = free.invoke([*messages, called, *results])
-    assert answer.text
-    return f"{call['name']}({call['args']}): {answer.text}"
+    answer = reply(second, [*messages, called, *results], streams)
+    calls = [f"{call['name']}({call['args']})" for call in called.tool_calls]
+    return f"{called.text}{', '.join(calls)}: {answer.text}"
+
+
+def reply(chat: Runnable[Any, AIMessage], messages: list[BaseMessage], streams: bool) -> AIMessage:
+    return reduce(join, chat.stream(messages)) if streams else chat.invoke(messages)
 
 
 model = os.environ["MODEL"]

@@ -1,4 +1,5 @@
-// An agent of the Vercel AI SDK: a call, its result, and the answer to it; plain and streamed.
+// An agent of the Vercel AI SDK: calls, their results, and the answer to them; plain and streamed.
+// CHOICE in the environment is the first turn's choice of tools.
 const fs = require("node:fs");
 const { createOpenAI } = require("@ai-sdk/openai");
 const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
@@ -15,16 +16,16 @@ const asked = {
   maxRetries: 0,
   tools: { flip: tool({ description: "Flips.", inputSchema: jsonSchema(parameters), execute: ({ side }) => `flipped to ${side}` }) },
   stopWhen: stepCountIs(2),
-  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "auto" : "required" }),
+  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "auto" : process.env.CHOICE }),
   // Without it the provider for OpenAI sends the ids of earlier items in place of their texts.
   providerOptions: { openai: { store: false } },
 };
 
 async function ran(steps) {
   const [first, second] = await steps;
-  const [call] = first.toolCalls;
   if (first.finishReason !== "tool-calls" || !second.text) throw new Error(JSON.stringify([first, second]));
-  return `${call.toolName}(${JSON.stringify(call.input)}): ${second.text}`;
+  const calls = first.toolCalls.map((call) => `${call.toolName}(${JSON.stringify(call.input)})`);
+  return `${first.text}${calls.join(", ")}: ${second.text}`;
 }
 
 async function streamed(model) {

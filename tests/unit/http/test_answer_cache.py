@@ -123,6 +123,30 @@ async def test_what_does_not_change_the_answer_is_the_same_question(caching: Wor
     assert len(reply["choices"]) == min(fields.get("n", 1), len(reply["search"]["answers"]))
 
 
+def called(*more: Json, **arguments: str) -> list[Json]:
+    """A conversation with a call and its result."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "21"}
+    return [*turns("Warm?"), {"role": "assistant", "content": None, "tool_calls": [call]}, result, *more]
+
+
+async def test_results_and_calls_are_part_of_a_conversation(caching: World) -> None:
+    """The same words behind another call, or behind another result, are another question."""
+    asked, same = ({"role": "user", "content": text} for text in ("Sure?", "Sure ?"))
+    for first, second, similar in (
+        (called(city="Rome"), called(city="Oslo"), False),
+        (called(asked, city="Rome"), called(same, city="Rome"), True),
+        (called(asked, city="Bern"), called(same, city="Bonn"), False),
+    ):
+        assert not was_cached(await ask(caching, messages=first, seed=None))
+        assert was_cached(await ask(caching, messages=first, seed=None))
+        assert was_cached(await ask(caching, messages=second, seed=None)) is similar
+    # With tools nothing is kept.
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for _ in range(2):
+        assert not was_cached(await ask(caching, messages=called(city="Rome"), seed=None, tools=tools))
+
+
 async def test_another_key_is_not_answered(matcher: AnswerMatcher, caching: World) -> None:
     shared = World(matcher, keys=[KEY, OTHER], answer_cache={}, isolate_keys=False)
     for world in (caching, shared):

@@ -5,6 +5,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -149,6 +150,8 @@ async def test_a_batch_returns_the_replies_of_chat_and_accounts_for_each_request
     ("url", "body"),
     [
         ("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1}),
+        ("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1, "tools": [{"type": "function", "name": "f"}]}),
+        ("/v1/chat/completions", chat(tools=[{"type": "function", "function": {"name": "f"}}])),
         ("/v1/search", chat()),
         ("/v1/completions", {"model": "m", "prompt": "6*7", "use_beam_search": True, "n": 1}),
         ("/v1/score", {"model": "m", "question": "6*7?", "steps": ["42"]}),
@@ -156,6 +159,8 @@ async def test_a_batch_returns_the_replies_of_chat_and_accounts_for_each_request
 )
 async def test_every_route_that_does_work_has_batches(kept: World, url: Any, body: Json) -> None:
     client = client_of(kept)
+    if "tools" in body:
+        kept.generator.texts = ['<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>']
     file_id = await uploaded(client, requests_of(1, url=url, body=body))
     batch = await client.batches.create(input_file_id=file_id, endpoint=url, completion_window="1h")
     async with runner(kept):
@@ -170,6 +175,9 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
     assert reply.keys() == plain.keys()
     for name in ("choices", "rewards", "tree"):
         assert reply.get(name) == plain.get(name)
+    calls = [re.findall(r'call_[0-9a-f]{26}"', json.dumps(each)) for each in (reply, plain)]
+    assert calls[0] == calls[1]
+    assert bool(calls[0]) is ("tools" in body)
     assert batch.usage is not None
     assert batch.usage.total_tokens > 0
 

@@ -1,6 +1,7 @@
 """Fields that clients of OpenAI's API send by default, and fields of replies that they send back."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,10 @@ BODIES = json.loads((Path(__file__).parent / "client_bodies.json").read_text())
 
 
 @pytest.mark.parametrize("client", BODIES)
-async def test_default_requests_of_clients_are_answered(world: World, client: str) -> None:
-    """The fields as `make test-clients` recorded them."""
+async def test_default_requests_of_clients_are_answered(make_world: Callable[..., World], client: str) -> None:
+    """The fields as `make test-clients` recorded them; of agents, the turn with the results of two calls."""
     assert BODIES[client]
+    world = make_world(max_model_len=4096)
     async with world.client as http:
         for path, body in BODIES[client]:
             reply = await http.post(path, json=body)

@@ -101,9 +101,28 @@ def test_malformed_settings_are_refused(settings: dict[str, Any], path: tuple[An
 
 def test_what_every_search_has_in_the_default_stays() -> None:
     default = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": 99, "budget": {"tokens": 500}}
-    request, search = as_side_call(ChatRequest.parse(chat(messages=TITLE, temperature=0.7)), default, thinks=False)
+    asked = ChatRequest.parse(chat(messages=TITLE, temperature=0.7))
+    request, search = as_side_call(asked, default, thinks=False)
     assert request.temperature is None
     assert search == {"strategy": "greedy", "max_path_tokens": 99, "budget": {"tokens": 500}}
+    _, search = as_side_call(asked, default | {"thinking": "steps"}, thinks=True)
+    assert (search["thinking"], search["budget"]) == ("whole", {"tokens": 500, "thinking": 0})
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_thinks_does_not_for_them(make_world: MakeWorld) -> None:
+    """Whatever the effort is, by the template's switch where it has one; and any other question is thought about."""
+    world = make_world(side_calls={}, thinks=True)
+    world.encoder.template_variables = frozenset({"enable_thinking"})
+    for messages, switch in ((TITLE, False), ([{"role": "user", "content": "6*7?"}], None)):
+        job = world.jobs.search(ChatRequest.parse(chat(messages=messages)))
+        assert (job.settings.budget.thinking, job.side_call) == ((0, True) if switch is False else (None, False))
+        kwargs = world.jobs._template_kwargs(ChatRequest.parse(chat(messages=messages)), job.settings)
+        assert (kwargs or {}).get("enable_thinking") is switch
+    fields = {"messages": TITLE, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True}}
+    async with world.client as client:
+        reply = (await client.post(CHAT, json=chat(**fields))).json()
+    assert reply["search"]["notes"] == [NOTE]
 
 
 @pytest.mark.asyncio

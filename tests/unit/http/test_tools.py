@@ -41,6 +41,8 @@ USER = {"role": "user", "content": "How warm is it in Rome?"}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [called()]}
 CALLED_AGAIN = {**CALLED, "tool_calls": [called("c2", "time", "{}")]}
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "21"}
+TWO_CALLS = {**CALLED, "tool_calls": [called(), called("c2", "time", "{}")]}
+SECOND_RESULT = {**RESULT, "tool_call_id": "c2", "content": "noon"}
 
 
 async def reply(world: World, **fields: Any) -> Json:
@@ -168,6 +170,7 @@ async def test_of_equal_calls_the_vote_is_one(make_world: MakeWorld) -> None:
         ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.1.tool_calls.0.function"),
         ({"messages": [USER, {**CALLED, "tool_calls": [called(type="custom")]}]}, "messages.1.tool_calls.0.type"),
         ({"messages": [USER, {**CALLED, "tool_calls": False}]}, "messages.1.tool_calls"),
+        ({"messages": [USER, {**CALLED, "tool_calls": [called(), called()]}, RESULT]}, "messages.1.tool_calls.1.id"),
         ({"messages": [USER, {"role": "function", "name": "f", "content": "1"}]}, "messages.1.role"),
     ],
 )  # fmt: skip
@@ -195,6 +198,9 @@ async def test_what_cannot_be_is_refused_with_its_path(world: World, fields: Jso
         {"messages": [USER, CALLED, {**RESULT, "content": [{"type": "text", "text": "21"}]}]},
         {"messages": [USER, {**CALLED, "tool_calls": [called(arguments="{broken")]}, RESULT]},
         {"messages": [USER, {**CALLED, "tool_calls": [called(arguments="")]}, {**RESULT, "content": ""}]},
+        {"messages": [USER, TWO_CALLS, SECOND_RESULT, RESULT]},
+        {"messages": [USER, TWO_CALLS, SECOND_RESULT]},
+        {"messages": [USER, CALLED, RESULT, RESULT, USER, RESULT]},
         {"tools": [tool()], "response_format": {"type": "text"}, "max_completion_tokens": 300},
         {"tools": [tool()], "search": {"strategy": "best_of_n", "n": 2}},
     ],
@@ -343,6 +349,14 @@ def test_pieces_of_arguments_join_to_the_whole(arguments: str) -> None:
             [USER, CALLED, RESULT, CALLED_AGAIN, {**RESULT, "tool_call_id": "c2"}],
             'How warm is it in Rome?\n\nweather({"city": "Rome"}) = 21\n\ntime({}) = 21',
         ),
+        (
+            [USER, TWO_CALLS, SECOND_RESULT, RESULT],
+            'How warm is it in Rome?\n\ntime({}) = noon\n\nweather({"city": "Rome"}) = 21',
+        ),
+        (
+            [USER, CALLED, RESULT, {**CALLED, "tool_calls": [called(arguments='{"city": "Oslo"}')]}, RESULT],
+            'How warm is it in Rome?\n\nweather({"city": "Rome"}) = 21\n\nweather({"city": "Oslo"}) = 21',
+        ),
     ],
 )  # fmt: skip
 def test_the_question_is_the_users_with_what_was_learned_since(messages: list[Json], asked: str) -> None:
@@ -356,6 +370,16 @@ def test_a_whole_conversation_has_its_calls() -> None:
         'User: How warm is it in Rome?\n\nAssistant: weather({"city": "Rome"})\n\nTool: weather({"city": "Rome"}) = 21'
     )
     assert question(request.conversation, conversation=True) == said
+
+
+async def test_a_kept_search_has_the_calls_and_the_conversation(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world(store={"path": str(tmp_path)}, tool_calls="vote")
+    world.generator.texts = [call(city="Rome"), call(city="Oslo"), call(city="Rome"), "Warm."]
+    found = await reply(world, messages=[USER, CALLED, RESULT], tools=[tool()], store=True)
+    kept = (await world.client.get(f"/v1/searches/{found['search']['search_id']}")).json()
+    assert kept["reply"]["choices"] == found["choices"]
+    assert found["choices"][0]["finish_reason"] == "tool_calls"
+    assert kept["question"] == 'How warm is it in Rome?\n\nweather({"city": "Rome"}) = 21'
 
 
 # The Responses API.
