@@ -44,6 +44,7 @@ OWN = {
     "gen_prm": CRITIQUES,
     "r_prm": CRITIQUES,
     "function": {"function": "package.module:reward"},
+    "execution": {"program_seconds": 5.0, "program_memory_bytes": 1 << 20, "workers": 3},
     "several": {
         "of": [{"prm": {"family": "function", "function": "a:b"}}, {"prm": {}, "scale": 0.5, "offset": -1}],
         "combine": "min",
@@ -54,7 +55,7 @@ ALL: dict[str, Any] = {key: value for own in OWN.values() for key, value in own.
 
 def prm(family: str | None, **settings: Any) -> dict[str, Any]:
     given = settings if family is None else {"family": family, **settings}
-    if family not in ("function", "several", "step_head", None):
+    if family not in ("function", "execution", "several", "step_head", None):
         given["model"] = "some/model"
     return {"prm": given}
 
