@@ -117,7 +117,9 @@ async def test_a_model_that_thinks_does_not_for_them(make_world: MakeWorld) -> N
     async with world.client as client:
         for messages in (TITLE, [{"role": "user", "content": "6*7?"}]):
             assert (await client.post(CHAT, json=chat(messages=messages))).status_code == 200
-    assert [prompt.endswith("<enable_thinking=False>") for prompt in world.generator.prompts] == [True, False]
+    title, *question = (prompt.endswith("<enable_thinking=False>") for prompt in world.generator.prompts)
+    assert title
+    assert not any(question)
     fields = {"messages": TITLE, "reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": True}}
     async with world.client as client:
         reply = (await client.post(CHAT, json=chat(**fields))).json()
