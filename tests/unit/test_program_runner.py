@@ -17,11 +17,12 @@ SHORT = TOOL._replace(seconds=0.2)
 
 @pytest.fixture
 async def runner() -> AsyncIterator[ProgramRunner]:
+    before = {*psutil.Process().children()}
     runner = ProgramRunner()
     yield runner
     runner.close()
     async with asyncio.timeout(30):
-        while any(child.status() != psutil.STATUS_ZOMBIE for child in psutil.Process().children()):
+        while any(child.status() != psutil.STATUS_ZOMBIE for child in {*psutil.Process().children()} - before):
             await asyncio.sleep(0.01)
 
 
