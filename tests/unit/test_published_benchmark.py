@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.answers_left import answers_left
-from benchmarks.published.intervals import paired_bootstrap
 from benchmarks.published.layers import SHOWN, compared
 from benchmarks.published.problems import INSTRUCTION, chosen_problems
 from benchmarks.published.report import MAJORITY, WEIGHTED, claims_of, lines_of, pass_rates
@@ -18,7 +17,9 @@ from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_field
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, pool_of, voted
 from benchmarks.published.training import exported_lines, held_out, split_of
-from benchmarks.published.verifier import FREQUENT, NO_ANSWER, OTHER, knowledge
+from benchmarks.published.verifier import knowledge
+from cluster.evaluation.card_fit import FREQUENT, NO_ANSWER, OTHER
+from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from cluster.training.labels import split_problems
 from cluster.training.run import claimed, train
 from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -302,7 +303,7 @@ async def test_all_layers_give_the_reward_model_that_train_prm_makes(gsm8k: Path
     path.write_text("\n".join(exported_lines(problems, 4, pool)))
     settings = TrainingSettings(backbone=EMBEDDED_GENERATOR)
     with claimed(paths := TrainingPaths(tmp_path / "head"), {}):
-        trained = await train(await read_solved(path), settings, paths, lambda *_: None)
+        trained = (await train(await read_solved(path), settings, paths, lambda *_: None)).metrics
     first, last = await compared(split_of(problems, 4, pool), EMBEDDED_GENERATOR, [1, 4], threads=1)
     assert (first["depth"], last["depth"]) == (1, 4)
     for name in SHOWN:

@@ -1,16 +1,18 @@
 """Paired bootstrap: the difference of two strategies on the same problems."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """Mean difference over problems, second minus first, with a 95% percentile interval."""
+    """Mean difference over problems, second minus first, with a percentile interval (95% by default)."""
 
     problems: int
     mean: float
@@ -18,7 +20,9 @@ class Difference(NamedTuple):
     high: float
 
 
-def paired_bootstrap(first: Mapping[str, float], second: Mapping[str, float], seed: int = 0) -> Difference:
+def paired_bootstrap(
+    first: Mapping[str, float], second: Mapping[str, float], seed: int = 0, confidence: float = CONFIDENCE
+) -> Difference:
     """Compares two strategies on the problems that both have. Problems are resampled, each with both of its values.
 
     Source: Efron and Tibshirani 1993, "An introduction to the bootstrap", percentile intervals.
@@ -30,7 +34,13 @@ def paired_bootstrap(first: Mapping[str, float], second: Mapping[str, float], se
     if not both:
         raise ValueError("there is no problem that both strategies have")
     differences = np.array([second[problem] - first[problem] for problem in both])
-    shares = np.full(len(both), 1 / len(both))
-    means = np.random.default_rng(seed).multinomial(len(both), shares, size=RESAMPLES) @ differences / len(both)
-    low, high = np.quantile(means, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2])
+    means = _resamples(len(both), seed) @ differences / len(both)
+    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return Difference(len(both), float(differences.mean()), float(low), float(high))
+
+
+@lru_cache(maxsize=1)
+def _resamples(problems: int, seed: int) -> NDArray[np.float32]:
+    """How often each problem (column) is in each sample (row)."""
+    counts = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    return counts.astype(np.float32)
