@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, model_validator
 
 from deployments.engines.histograms import Histogram, HistogramSum
+from deployments.engines.rewards.card_file import CardSetting
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.engines.rewards.generative import VerifierSettings
@@ -31,6 +32,8 @@ def _single(given: Any) -> RewardModelSettings | FunctionSettings:
     prm = parse_prm(given)
     if isinstance(prm, SeveralSettings):
         raise ValueError("a family several cannot contain another one")
+    if prm.card is not None:
+        raise ValueError("a card may be set for all models together only: prm.card")
     return prm
 
 
@@ -69,6 +72,7 @@ class SeveralSettings(Settings):
         max_length=8, description="Two to eight reward models, each with `prm`, `scale` and `offset`."
     )
     combine: Literal["mean", "min"] = Field("mean", description="How the models' rewards of a step are combined.")
+    card: CardSetting = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("of")

@@ -271,10 +271,12 @@ class World:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
         context = controller.pop("max_model_len", 512)
         thinks = controller.pop("thinks", False)
+        prm = controller.pop("prm", {})
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
                 "generator": {"served_name": "m", "max_model_len": context},
+                "prm": prm,
                 "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
                 | controller,
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, **http},
