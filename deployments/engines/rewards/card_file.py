@@ -6,7 +6,7 @@ So the card itself, not its path, reaches the controllers, which may be on machi
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from deployments.engines.settings import EMBEDDED_MODELS
 from search.reward_card import RewardCard
@@ -45,10 +45,11 @@ def _as_card(given: Any) -> Any:
 CardSetting = Annotated[
     RewardCard | None,
     BeforeValidator(_as_card),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
     Field(
-        description="Card of this reward model and generator, as `banyan check-prm --card` writes it: a file, or a "
-        "model's directory with card.json. It decides how a vote over whole solutions uses the rewards, and replies "
-        "say so where they were measured to be worth nothing."
+        description="Card of this reward model and generator, as `banyan check-prm --card` writes it: a file, a "
+        "model's directory with a card.json, or the card itself. It decides how a vote over whole solutions uses the "
+        "rewards ([rewards.md](rewards.md#what-is-it-worth-in-a-vote))."
     ),
 ]
 """The type of ``card`` in the settings of every family."""
