@@ -93,6 +93,8 @@ class RewardCard(_Record):
     def _has_the_vote(self) -> Self:
         if self.use is not None and self.use >= len(self.votes):
             raise ValueError(f"use is {self.use}, but there are {len(self.votes)} votes")
+        if self.use is not None and self.votes[self.use].selection is not SelectionRule.WEIGHTED:
+            raise ValueError("use must be a weighted vote")
         return self
 
     @property

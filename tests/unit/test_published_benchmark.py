@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import math
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.published.answers_left import answers_left
+from benchmarks.published.confidence import TOP_K, WINDOW, figures_of
 from benchmarks.published.layers import SHOWN, compared
 from benchmarks.published.problems import INSTRUCTION, chosen_problems
 from benchmarks.published.report import MAJORITY, WEIGHTED, claims_of, lines_of, pass_rates
@@ -309,3 +312,24 @@ async def test_all_layers_give_the_reward_model_that_train_prm_makes(gsm8k: Path
     for name in SHOWN:
         assert last[name] == pytest.approx(getattr(trained, name), abs=1e-3)
     assert first["weighted"] is not None
+
+
+def test_confidence_is_that_of_the_papers() -> None:
+    """Beside the formulas written out: DeepConf's windows one by one, self-certainty as a divergence."""
+    torch.manual_seed(0)
+    tokens, vocabulary = WINDOW + 9, 40
+    logprobs = torch.log_softmax(3 * torch.randn(tokens, vocabulary), dim=1)
+    written = torch.randint(vocabulary, (tokens,))
+    drawn = logprobs[range(tokens), written]
+    top = logprobs.sort(dim=1, descending=True).values[:, :TOP_K].mean(dim=1)
+    found = figures_of(drawn, logprobs.mean(dim=1), top)
+    uniform = torch.full((vocabulary,), 1 / vocabulary)
+    divergence = [float((uniform * (uniform.log() - row)).sum()) for row in logprobs]
+    windows = [-float(top[begin : begin + WINDOW].mean()) for begin in range(tokens - WINDOW + 1)]
+    assert found["logprob"] == pytest.approx(float(drawn.mean()), abs=1e-4)
+    assert found["self_certainty"] - math.log(vocabulary) == pytest.approx(sum(divergence) / tokens, abs=1e-3)
+    assert found["confidence"] == pytest.approx(-float(top.mean()), abs=1e-4)
+    assert (found["lowest_window"], found["tail"]) == pytest.approx((min(windows), windows[-1]), abs=1e-4)
+    assert figures_of(drawn[:3], logprobs[:3].mean(dim=1), top[:3])["lowest_window"] == pytest.approx(
+        -float(top[:3].mean()), abs=1e-4
+    )

@@ -102,3 +102,5 @@ def test_searches_that_score_get_the_note_of_a_reward_model_that_is_worth_nothin
 def test_a_card_that_recommends_a_vote_which_it_has_not_is_refused() -> None:
     with pytest.raises(ValueError, match="use is 2, but there are 2 votes"):
         card(2)
+    with pytest.raises(ValueError, match="use must be a weighted vote"):
+        card(0)
