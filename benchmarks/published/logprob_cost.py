@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from deployments.engines.generation import GenerationEngine
 
 REPORTED: dict[str, int | None] = {"none": None, "drawn": 0, f"top {TOP_K}": TOP_K}
-TOKENS = 48
+TOKENS = 24
 """Tokens of each request."""
 
 
