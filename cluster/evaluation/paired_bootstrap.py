@@ -1,11 +1,9 @@
 """Paired bootstrap: the difference of two strategies on the same problems."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
@@ -34,13 +32,9 @@ def paired_bootstrap(
     if not both:
         raise ValueError("there is no problem that both strategies have")
     differences = np.array([second[problem] - first[problem] for problem in both])
-    means = _resamples(len(both), seed) @ differences / len(both)
+    # Problems of equal difference are interchangeable: drawing their number is drawing them.
+    values, counts = np.unique(differences, return_counts=True)
+    drawn = np.random.default_rng(seed).multinomial(len(both), counts / len(both), size=RESAMPLES)
+    means = drawn @ values / len(both)
     low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2])
     return Difference(len(both), float(differences.mean()), float(low), float(high))
-
-
-@lru_cache(maxsize=1)
-def _resamples(problems: int, seed: int) -> NDArray[np.float32]:
-    """How often each problem (column) is in each sample (row)."""
-    counts = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    return counts.astype(np.float32)
