@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
+from cluster.evaluation import card_fit
 from cluster.evaluation.card_fit import Pool, TooFewProblems, VoteSample, fit_card, fit_weights, voted
 from cluster.evaluation.prm_metrics import Solution, best_of_n
 from search.answers.voting import SelectionRule
 from search.reward_card import RewardCard
 from search.strategies.path_score import Aggregation
+from search.strategies.vote_weights import VoteWeights
 
 
 def pools_of(problems: int, knows: float, seed: int = 0, minority: float = 0.4) -> list[Pool]:
@@ -81,14 +83,25 @@ def test_no_other_weights_are_more_likely() -> None:
         assert loss(size * fitted.offset + offset, size * fitted.scale + scale) > best
 
 
-def test_rewards_that_are_noise_gain_nothing_from_their_fit() -> None:
-    """Judged where they were fitted, weights of noise would look better than they are."""
-    for seed in range(3):
-        card = fit_card(pools_of(24, knows=0.0, seed=seed))
-        assert not card.helps
-        for vote in card.votes:
-            if vote.vote_weights is not None:
-                assert vote.gain.low <= 0
+def test_no_vote_is_judged_by_weights_that_were_fitted_on_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[list[Pool]] = []
+    judged: list[Pool] = []
+
+    def fit(pools: list[Pool], how: Aggregation) -> VoteWeights:
+        fits.append(pools)
+        return VoteWeights(offset=len(fits) - 1, scale=0)
+
+    def vote(pool: Pool, rule: SelectionRule, how: Aggregation, weights: VoteWeights | None = None) -> bool:
+        if weights is not None:
+            judged.append(pool)
+            assert not any(pool is other for other in fits[int(weights.offset)])
+        return False
+
+    monkeypatch.setattr(card_fit, "fit_weights", fit)
+    monkeypatch.setattr(card_fit, "voted", vote)
+    pools = pools_of(24, knows=0.0)
+    fit_card(pools)
+    assert [sum(pool is each for each in judged) for pool in pools] == [len(Aggregation)] * 24
 
 
 @settings(deadline=None, max_examples=20)
