@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from rich.console import Console
 
 from benchmarks.engines import solve_all
-from benchmarks.memoized import MemoizedModels
 from benchmarks.published.__main__ import TRAIN_PROBLEMS, confidence_file, pools_of
 from benchmarks.published.problems import chosen_problems
 from benchmarks.published.report import TEST_PROBLEMS
@@ -52,6 +51,9 @@ from search.run.runner import run_search
 from search.settings import parse_search
 from search.strategies.path_score import Aggregation
 from search.tree import Node, SearchTree
+
+if TYPE_CHECKING:
+    from benchmarks.memoized import MemoizedModels
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 console = Console(width=120)
@@ -86,6 +88,8 @@ class Pair(NamedTuple):
 @app.command()
 def pool(minutes: Minutes = 60.0) -> None:
     """Samples the embedded generator's solutions, and has their steps scored."""
+    from benchmarks.memoized import MemoizedModels  # imports torch
+
     ends_at = time.monotonic() + 60 * minutes
 
     async def run() -> None:
@@ -107,7 +111,7 @@ def pool(minutes: Minutes = 60.0) -> None:
     asyncio.run(run())
 
 
-async def _row(problem: Problem, models: MemoizedModels) -> dict[str, Any]:
+async def _row(problem: Problem, models: "MemoizedModels") -> dict[str, Any]:
     """The solutions of a problem, those of the same text once, and which of them each sample is."""
     given = {"strategy": "best_of_n", "n": N, "merge_siblings": False, "logprobs": True}
     settings = parse_search(given | {"seed": problem_seed(SEED, problem.unique_id)})

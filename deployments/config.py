@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from deployments.engines.rewards import PrmSettings
+from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
     CONFIG_FILES,
@@ -26,6 +27,7 @@ from deployments.engines.settings import (
 from deployments.engines.yaml_values import as_meant
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
+from search.answers.checks import MAX_CHECKS
 from search.answers.extraction import extract_answer
 from search.budget import MAX_SECONDS, Budget
 from search.run.environment import AnswerExtractor, Fallback
@@ -44,6 +46,7 @@ class LimitSettings(Settings):
     step_tokens: int = Field(2048, ge=1, description="Maximum tokens of one step.")
     tokens: int = Field(1_000_000, ge=1, description="Maximum generated tokens of one request.")
     nodes: int = Field(100_000, ge=1, description="Maximum number of nodes in a search tree.")
+    checks: int = Field(64, ge=1, le=MAX_CHECKS, description="Maximum number of checks (checks) of a program.")
     seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall-clock limit of one request, seconds.")
 
 
@@ -489,6 +492,11 @@ class AppConfig(Settings):
     )
 
     @property
+    def execution(self) -> ExecutionSettings | None:
+        """Settings of the verifier that runs programs; None if there is none."""
+        return execution_of(self.prm)
+
+    @property
     def search_context(self) -> int:
         """Longest prompt and path together that fit both models' contexts, in the generator's tokens.
 
@@ -526,6 +534,9 @@ class KeyLimits(Settings):
         None, ge=1, description="Tokens per minute: prompts and all generated tokens."
     )
     tokens: int | None = Field(None, ge=1, description="Generated tokens of one request.")
+    nodes: int | None = Field(
+        None, ge=1, description="Nodes of one request's tree, and so its branches, scored steps and calls."
+    )
 
 
 class KeyRecord(Settings):

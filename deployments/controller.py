@@ -33,6 +33,7 @@ from deployments.loop.delay import LoopDelay
 from deployments.loop.garbage import GarbagePolicy
 from deployments.scaling.pressure import PRESSURE
 from deployments.service.answer_cache import AnswerCache
+from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
@@ -132,7 +133,11 @@ class SearchControllerReplica:
         queue = controller.queue
         freed = self._garbage.place_freed
         slots = Slots(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
-        self._service = SearchService(environment, slots, controller.limits.seconds, searches.observed, suspects)
+        verifier = config.execution
+        self._code_answers = CodeAnswers(verifier.workers, verifier.limits) if verifier else None
+        self._service = SearchService(
+            environment, slots, controller.limits.seconds, searches.observed, suspects, self._code_answers
+        )
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
@@ -262,7 +267,7 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_schemas", "_tool_calls", "_telemetry", "_answers"):
+        for name in ("_matcher", "_solver", "_schemas", "_tool_calls", "_code_answers", "_telemetry", "_answers"):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 

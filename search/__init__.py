@@ -32,6 +32,7 @@ them; everything else is here::
 from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
 from search.errors import (
+    BudgetTooSmall,
     GeneratorError,
     HookError,
     LimitReached,
@@ -78,6 +79,7 @@ __all__ = [
     "AnswerMatcher",
     "Branch",
     "Budget",
+    "BudgetTooSmall",
     "Child",
     "ChildGroup",
     "EndPath",

@@ -28,6 +28,12 @@ class Budget(BaseModel):
     tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap("tokens")] | None = Field(
         default=None, description="Maximum number of generated tokens."
     )
+    # The cap of ``tokens`` bounds what it leaves for generated tokens.
+    total_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap(None)] | None = Field(
+        default=None,
+        description="Maximum number of tokens of the prompt and generated tokens together. A search is refused before "
+        "it starts if its first round might not fit.",
+    )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES), Cap("nodes")] | None = Field(
         default=None, description="Maximum number of nodes in the tree."
     )
@@ -40,6 +46,14 @@ class Budget(BaseModel):
         description="Maximum thinking tokens of a path: then its thinking is closed, and the solution follows. "
         "0: no thinking.",
     )
+
+    def generated(self, prompt_tokens: int) -> "Budget":
+        """The budget of a search with such a prompt, without ``total_tokens``."""
+        if self.total_tokens is None:
+            return self
+        left = max(1, self.total_tokens - prompt_tokens)
+        tokens = left if self.tokens is None else min(left, self.tokens)
+        return self.model_copy(update={"tokens": tokens, "total_tokens": None})
 
 
 @dataclass

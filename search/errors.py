@@ -11,6 +11,7 @@ SearchError             a search cannot go on
 ├── HarmfulRequest      the request ended two engines
 ├── HookError           the step hook failed (kind)
 ├── PromptTooLong       the prompt fills the generator's context
+├── BudgetTooSmall      the search might not fit into its budget.total_tokens; nothing was spent
 └── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
 
 All of them can be pickled, because they cross processes.
@@ -80,6 +81,37 @@ class HookError(SearchError):
 
 class PromptTooLong(SearchError):
     """The prompt leaves no room in the generator's context for a single token."""
+
+
+class BudgetTooSmall(SearchError):
+    """The prompt and the first round of a search might take more than its ``budget.total_tokens``."""
+
+    def __init__(self, total_tokens: int, prompt_tokens: int, branches: int, branch_tokens: int, kept: int) -> None:
+        """
+        Args:
+            branches: number of branches in the first round.
+            branch_tokens: most tokens of each.
+            kept: tokens that the search keeps to finish a path.
+        """
+        super().__init__(total_tokens, prompt_tokens, branches, branch_tokens, kept)
+        self.needed = prompt_tokens + branches * branch_tokens + kept
+        """The smallest ``total_tokens`` that would do."""
+        self.fitting = max(0, (total_tokens - prompt_tokens - kept) // branch_tokens)
+        """Number of branches that would fit."""
+
+    def __str__(self) -> str:
+        total, prompt, branches, tokens, kept = self.args
+        finish = f", and {kept} to finish a path" if kept else ""
+        fewer = f", or {_branches(self.fitting)}" if self.fitting else ""
+        return (
+            f"budget.total_tokens is {total}, but the prompt has {prompt} tokens and the first round may take "
+            f"{self.needed - prompt} more: {_branches(branches)} of at most {tokens}{finish}. "
+            f"What would fit: total_tokens of {self.needed}{fewer}"
+        )
+
+
+def _branches(count: int) -> str:
+    return f"{count} {'branch' if count == 1 else 'branches'}"
 
 
 class LimitKind(StrEnum):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeAlias
 
+from search.answers.checks import Checks
 from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
 
@@ -164,6 +165,9 @@ class ExpandRequest(NamedTuple):
     thought: ThoughtRequest | None = None
     """Where the generator thinks: its thoughts are no steps (`search.tree.Step.thought`); None: they are cut like any
     other text. With a ``json_schema``, the text behind the thought satisfies it."""
+    counts_unfinished: bool = False
+    """Whether groups say how many tokens the unfinished branches have at least (`ChildGroup.unfinished_tokens`). They
+    come more often then."""
 
 
 class Child(NamedTuple):
@@ -203,6 +207,9 @@ class ChildGroup(NamedTuple):
     samples_ahead: int = 0
     """In the last group of a call: number of solutions of later rounds that the replica has begun. It begins no more
     until the next call."""
+    unfinished_tokens: int = 0
+    """If the call ``counts_unfinished``: least number of tokens of the branches that have not arrived with this group
+    or before. 0: nothing is known."""
 
 
 class ScoreItem(NamedTuple):
@@ -211,6 +218,8 @@ class ScoreItem(NamedTuple):
     steps: tuple[str, ...]
     """Texts of all steps from the first, delimiters included."""
     unscored: int = 1
+    ended: bool = False
+    """Whether the path ends with the last step."""
 
 
 class ScoreRequest(NamedTuple):
@@ -224,6 +233,8 @@ class ScoreRequest(NamedTuple):
     cache_salt: str = ""
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
+    checks: Checks | None = None
+    """Where the answer is a program: what it has to pass; None: the question asks for no program."""
 
 
 class TokenBeamRequest(NamedTuple):

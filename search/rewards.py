@@ -37,6 +37,9 @@ class RewardRows(list[list[float]]):
     """For each path its new rewards, and what they cost the reward model."""
 
     cost = ScoringCost()
+    unsure: frozenset[int] = frozenset()
+    """Indices of the paths whose rewards another attempt may change, such as those of programs that ran into their time
+    limit. The search that gets them is degraded."""
 
 
 def is_reward(value: object) -> bool:
@@ -73,4 +76,5 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> RewardRow
                 )
     checked = RewardRows([float(reward) for reward in row] for row in rows)
     checked.cost = getattr(rewards, "cost", checked.cost)
+    checked.unsure = getattr(rewards, "unsure", checked.unsure)
     return checked

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,12 +21,15 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PlainValidator,
     SerializeAsAny,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from search.answers.checks import MAX_CHECK_CHARS, MAX_CHECKS, MAX_CHECKS_CHARS, Check, parsed_check
 from search.budget import Budget
 from search.caps import Cap, CappedSetting, capped_settings, check_marks
 from search.strategies.base import Strategy
@@ -61,6 +65,58 @@ StopTexts = Annotated[
     BeforeValidator(_texts),
 ]
 """Like OpenAI's ``stop``: a text, or a list of texts."""
+
+
+class WrittenCheck(BaseModel):
+    """A check of a program (`search.answers.checks.Check`) as requests write it; a text is one without output."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: str = Field(
+        min_length=1,
+        max_length=MAX_CHECK_CHARS,
+        description="Python to run after the program: an assertion, or a call whose value is compared with `output`.",
+    )
+    output: str | None = Field(
+        None,
+        max_length=MAX_CHECK_CHARS,
+        description="What Python's prompt shows for `input`; unset: `input` must only not fail.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: Any) -> Any:
+        return {"input": given} if isinstance(given, str) else given
+
+    @field_validator("input")
+    @classmethod
+    def _is_python(cls, source: str) -> str:
+        parsed_check(source)
+        return source
+
+
+def _not_too_long(checks: tuple[WrittenCheck, ...]) -> tuple[WrittenCheck, ...]:
+    characters = sum(len(check.input) + len(check.output or "") for check in checks)
+    if characters > MAX_CHECKS_CHARS:
+        raise ValueError(f"all checks together may have {MAX_CHECKS_CHARS} characters, not {characters}")
+    return checks
+
+
+WrittenChecks = Annotated[
+    tuple[WrittenCheck, ...],
+    Field(max_length=MAX_CHECKS, fail_fast=True),
+    AfterValidator(_not_too_long),
+]
+
+
+def checked_checks(given: Any) -> None:
+    """Raises ValueError with the path of what is wrong unless ``given`` may be a request's checks."""
+    try:
+        TypeAdapter(WrittenChecks).validate_python(given)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))) from error
+
 
 _ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")
 
@@ -110,6 +166,11 @@ class SearchSettings(BaseModel):
         "`steps`: it is split into steps and scored like the solution.",
     )
     stop: StopTexts = Field((), description="One to four stop strings: a solution's text ends before the first match.")
+    checks: WrittenChecks | None = Field(
+        None,
+        description="Checks that the answer, a program, has to pass; needs a reward model of family `execution`. "
+        "Unset: the examples in the question.",
+    )
     logprobs: bool = Field(
         False, strict=True, description="Keep the log-probabilities of all steps in the tree, whatever the strategy."
     )
@@ -121,6 +182,13 @@ class SearchSettings(BaseModel):
         strict=True,
         description="Report the KV tokens that the branches of each round need (kv_tokens_peak and others).",
     )
+
+    @property
+    def given_checks(self) -> tuple[Check, ...] | None:
+        """The checks of the request; None if it has none of its own."""
+        if self.checks is None:
+            return None
+        return tuple(Check(check.input, check.output) for check in self.checks)
 
     @property
     def thinking_tokens(self) -> int:

@@ -7,14 +7,25 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought
+from search.tree import (
+    COMPLETE,
+    ExpansionRequest,
+    HookEffect,
+    Node,
+    NodeId,
+    NodeStatus,
+    SearchTree,
+    Step,
+    StepEnd,
+    Thought,
+)
 
 SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
 """Largest absolute log-probability of a step in a ``TreeView``, nats: far beyond any real text, and sums stay
 finite."""
-SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.REPEATED})
+SCORED = COMPLETE | {NodeStatus.REPEATED}
 """The statuses of a node that may have a reward."""
 Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=MAX_SAVED_NODES)]
 

@@ -38,6 +38,8 @@ class BatchOptions:
     parquet_file: Path | None = None
     export_file: Path | None = None
     """Requires trees."""
+    checks_field: str | None = None
+    """See `cluster.evaluation.problem_files.parse_problem`."""
     export_format: ExportFormat = ExportFormat.BANYAN
     timeout_s: float = 600.0
     api_key: str | None = None
@@ -49,7 +51,7 @@ def run_batch(options: BatchOptions, url: str | None, config: Path | None, conso
 
     Ends the command with status 1 if the service is gone, or no line has a result.
     """
-    given = look_at(options.given, options.kind)
+    given = look_at(options.given, options.kind)._replace(checks_field=options.checks_field)
     problems = given.kind is InputKind.PROBLEMS
     if not problems and (options.settings.trees or options.export_file):
         refuse("--trees and --export need problems: requests of a batch file determine their own output")
@@ -91,6 +93,7 @@ async def _do(options: BatchOptions, given: JobInput, driven: Target, console: C
             search=settings.search if problems else {},
             seed=settings.seed if problems else 0,
             trees=settings.trees,
+            checks_field=given.checks_field if problems else None,
         )
         with Outputs(options.output, identity, given.last, options.retry_failed) as outputs:
             if outputs.done.count:

@@ -31,6 +31,8 @@ class EvaluationOptions:
     plan: Plan
     on_bad_line: OnBadLine = OnBadLine.REFUSE
     limit: int | None = None
+    checks_field: str | None = None
+    """See `cluster.evaluation.problem_files.parse_problem`."""
     json_file: Path | None = None
     export_file: Path | None = None
     """File for the trees as training data; requires ``plan.trees``."""
@@ -65,7 +67,9 @@ def run_evaluation(options: EvaluationOptions, url: str | None, config: Path | N
     """
     for strategy in options.strategies:
         options.plan.search(strategy)
-    file = read_problems(options.problems, options.on_bad_line, options.limit)
+    file = read_problems(options.problems, options.on_bad_line, options.limit, options.checks_field)
+    if options.export_file is not None and any(problem.test is not None for problem in file.problems):
+        refuse("--export needs problems with an answer, not with a test")
     for line in bad_lines(tuple(file.skipped)):
         console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
     complete = False

@@ -14,6 +14,7 @@ from rich.console import Console
 from cluster.cli.command_line import CommandLine, as_typed
 from cluster.cli.defaults import DEFAULT_CONFIG, DEFAULT_URL, config_file
 from cluster.cli.failures import plain_failures, refuse
+from cluster.evaluation.code_test import GRADING_FIELDS
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from cluster.training.settings import MAX_EPOCHS, MAX_LAYERS, MAX_TOKENS
@@ -48,6 +49,13 @@ Url = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Timeout of one request, seconds.")]
+ChecksField = Annotated[
+    str | None,
+    typer.Option(
+        help="Field of the problems with the checks of their searches (search.checks). Never one that grades.",
+        show_default=False,
+    ),
+]
 Config = Annotated[
     Path | None,
     typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG}, if it exists.", show_default=False),
@@ -223,7 +231,12 @@ def tree(
 
 @app.command("eval")
 def evaluate(
-    problems: Annotated[Path, typer.Option(help="JSON lines with `problem` and `answer`.", show_default=False)],
+    problems: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines with `problem` and `answer`, or records of HumanEval or MBPP.", show_default=False
+        ),
+    ],
     strategy: Annotated[
         list[str],
         typer.Option(
@@ -251,6 +264,7 @@ def evaluate(
         int | None,
         typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
     ] = None,
+    checks_field: ChecksField = None,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
@@ -267,6 +281,7 @@ def evaluate(
         plan=Plan(n, seed, in_flight, trees=export is not None, kv_usage=kv),
         on_bad_line=on_bad_line,
         limit=limit,
+        checks_field=_no_grading_field(checks_field),
         json_file=json_file,
         export_file=export,
         timeout_s=timeout,
@@ -384,6 +399,7 @@ def batch(
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry requests that failed although their line is valid.")
     ] = False,
+    checks_field: ChecksField = None,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
@@ -411,6 +427,7 @@ def batch(
             parquet_file=parquet,
             export_file=export,
             export_format=export_format,
+            checks_field=_no_grading_field(checks_field),
             timeout_s=timeout,
             api_key=api_key,
         )
@@ -515,6 +532,13 @@ def train_prm(
             api_key=api_key,
         )
         run_training(TrainingOptions(given, output, settings, solving, url, config), Console(file=sys.stdout))
+
+
+def _no_grading_field(name: str | None) -> str | None:
+    """Returns the name of a field of problems, or refuses it if that field grades."""
+    if name in GRADING_FIELDS:
+        refuse(f"--checks-field {name}: this field grades, so the search must not see it")
+    return name
 
 
 def _writable(path: Path) -> Path:

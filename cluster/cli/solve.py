@@ -122,6 +122,9 @@ def answer_text(reply: Completion) -> Text:
         text.append(_vote(search, search.agreement))
     text.append("\ntokens     ", style="dim")
     text.append(f"{search.generated_tokens:,} generated, {search.cached_tokens:,} read from cache")
+    if search.sample_tokens:  # Endpoints of earlier versions do not report it.
+        text.append("\ncost       ", style="dim")
+        text.append(search.bill)
     text.append("\nsearch     ", style="dim")
     text.append(f"{search.strategy}, {search.nodes:,} nodes, {search.prm_calls:,} PRM calls, {search.seconds:.1f} s")
     if search.seed is not None:

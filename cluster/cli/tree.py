@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cluster.cli.failures import refuse
 from deployments.http.page import single_file
 from search.snapshot import TreeView, restore_tree, tree_as_json
-from search.tree import NodeId, NodeStatus
+from search.tree import GIVEN_UP, NodeId, NodeStatus
 
 MAX_BYTES = 256 << 20
 """Longest input. The page holds it all in memory."""
@@ -148,7 +148,7 @@ def _events(view: TreeView) -> Iterator[Json]:
         first.setdefault(text, node.id)
         shown[node.id] = represents
         tokens += node.tokens
-        if node.status is NodeStatus.PRUNED:
+        if node.status in GIVEN_UP:
             pruned.append(node.id)
         yield {
             "type": "step_scored",

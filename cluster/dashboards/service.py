@@ -2,6 +2,16 @@
 
 from cluster.dashboards.layout import Dashboard, panel, quantiles
 
+
+def _over_one_sample(unit: str, labels: str = "") -> str:
+    """The cost of searches as a multiple of one sample each."""
+    search, sample = (
+        f'sum(rate(ray_banyan_search_cost_{unit}_total{{app, subject="{subject}"{labels}}}[rate]))'
+        for subject in ("search", "sample")
+    )
+    return f"{search} / {sample}"
+
+
 SEARCHES = Dashboard(
     "banyan-searches",
     "Banyan: searches",
@@ -107,6 +117,15 @@ SEARCHES = Dashboard(
                 ),
                 "{{strategy}}",
             ),
+        ),
+        panel(
+            "Cost over one sample",
+            "short",
+            "What searches with an answer cost, as a multiple of one sample each: tokens written, tokens read that no "
+            "cache had, and time.",
+            (_over_one_sample("tokens", ', kind="written"'), "tokens written"),
+            (_over_one_sample("tokens", ', kind="read"'), "tokens read"),
+            (_over_one_sample("seconds"), "time"),
         ),
         panel(
             "Steps",

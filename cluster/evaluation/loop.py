@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.client.errors import ClientError
-from cluster.client.replies import Completion, Question, SearchBlock
+from cluster.client.replies import Completion, Question
+from cluster.evaluation.code_test import CodeMatcher, Grader, grading_slots
 from cluster.evaluation.problem_files import EvalProblem
 from cluster.evaluation.search_field import search_field
 from cluster.evaluation.statistics import Row
 from cluster.evaluation.training_file import TrainingLine, training_line
+from search.answers.code_answer import code_answer
 from search.answers.equivalence import AnswerMatcher
 
 MAX_IN_FLIGHT = 1024
@@ -50,7 +52,7 @@ class Plan:
     def question(self, problem: EvalProblem, strategy: str) -> Question:
         """The request for one problem."""
         seed = problem_seed(self.seed, problem.unique_id)
-        return Question(problem.problem, self.search(strategy), seed=seed, tree=self.trees)
+        return Question(problem.problem, self.search(strategy) | problem.search, seed=seed, tree=self.trees)
 
 
 def problem_seed(seed: int, unique_id: str) -> int:
@@ -73,11 +75,11 @@ async def evaluate(
     A failed problem becomes a row with an error and does not end the evaluation.
     """
     waiting = iter(enumerate(problems))
-    matcher = AnswerMatcher()
+    matcher, slots = AnswerMatcher(), grading_slots()
 
     async def work() -> None:
         for index, problem in waiting:  # shared: each worker takes the next problem
-            row, line = await _graded(ask, matcher, problem, strategy, plan)
+            row, line = await _graded(ask, matcher, slots, problem, strategy, plan)
             if on_line is not None:
                 on_line(index, line)
             on_row(row)
@@ -91,7 +93,7 @@ async def evaluate(
 
 
 async def _graded(
-    ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy: str, plan: Plan
+    ask: Ask, matcher: AnswerMatcher, slots: asyncio.Semaphore, problem: EvalProblem, strategy: str, plan: Plan
 ) -> tuple[Row, TrainingLine | None]:
     question = plan.question(problem, strategy)
     seed = question.seed or 0
@@ -103,24 +105,28 @@ async def _graded(
         reason = f"{type(error).__name__}: {error}"
         row = Row(problem.unique_id, problem.level, strategy, seed, problem.answer, seconds=seconds, error=reason)
         return row, None
-    row = await graded(reply.search, time.monotonic() - started, problem, strategy, seed, matcher)
+    grader = matcher if problem.test is None else CodeMatcher(problem.test, slots)
+    row = await graded(reply, time.monotonic() - started, problem, strategy, seed, grader)
     return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None
 
 
 async def graded(
-    search: SearchBlock, seconds: float, problem: EvalProblem, strategy: str, seed: int, matcher: AnswerMatcher
+    reply: Completion, seconds: float, problem: EvalProblem, strategy: str, seed: int, grader: Grader
 ) -> Row:
     """Grades the reply to a problem. ``seconds``: time until the reply."""
-    right = search.answer is not None and await matcher.same(problem.answer, search.answer)
+    search = reply.search
+    # An endpoint that runs no programs does not tell them from the text around them.
+    answer = search.answer if problem.test is None else code_answer(reply.text)
+    right = answer is not None and await grader.same(problem.answer, answer)
     return Row(
         problem.unique_id,
         problem.level,
         strategy,
         seed,
         problem.answer,
-        answer=search.answer,
+        answer=answer,
         right=right,
-        in_pool=right or any([await matcher.same(problem.answer, group.answer) for group in search.answers]),
+        in_pool=right or any([await grader.same(problem.answer, group.answer) for group in search.answers]),
         score=search.score,
         agreement=search.agreement,
         cost=search.cost,

@@ -2,6 +2,7 @@ r"""Problem files: JSON lines or Parquet.
 
 They have ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them, ``problem`` and a ``solution``
 with ``\boxed{42}``, as MATH, or ``question`` and a solution that ends in ``#### 42``, as GSM8K.
+Records of HumanEval and MBPP have a test instead of an answer (`cluster.evaluation.code_test`).
 
 A bad line is reported by its number and the reason. The caller chooses whether to skip it or to refuse the whole file,
 which happens before any request is sent.
@@ -17,7 +18,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from cluster.evaluation.code_test import CodeTest, code_question, code_test
 from search.answers.extraction import boxed_answer
+from search.settings import checked_checks
 
 MAX_LINE_BYTES = 1 << 20
 MAX_PROBLEMS = 100_000
@@ -58,6 +61,15 @@ class EvalProblem(NamedTuple):
     problem: str
     answer: str
     level: int | str | None = None
+    test: CodeTest | None = None
+    """The test that a program must pass, in place of ``answer``, which is then empty."""
+    checks: tuple[object, ...] | None = None
+    """The request's ``search.checks``; None: it has none."""
+
+    @property
+    def search(self) -> dict[str, object]:
+        """What the problem adds to the ``search`` field of its request."""
+        return {} if self.checks is None else {"checks": list(self.checks)}
 
 
 class BadLine(NamedTuple):
@@ -98,8 +110,15 @@ class ProblemFileError(ValueError):
         return self.message
 
 
-def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: int | None = None) -> ProblemFile:
+def read_problems(
+    path: Path,
+    on_bad_line: OnBadLine = OnBadLine.REFUSE,
+    limit: int | None = None,
+    checks_field: str | None = None,
+) -> ProblemFile:
     """The first ``limit`` problems of a file (all without a limit); skips empty lines.
+
+    ``checks_field``: the field of a record that has the checks of its search; see `parse_problem`.
 
     Raises:
         ProblemFileError: the file cannot be read, has no usable line, has more than ``MAX_PROBLEMS``
@@ -107,7 +126,7 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
     """
 
     def parse(record: Record) -> list[EvalProblem] | BadLine:
-        parsed = parse_problem(record)
+        parsed = parse_problem(record, checks_field)
         return parsed if isinstance(parsed, BadLine) else [parsed]
 
     return ProblemFile(*usable_lines(path, parse, "problems", on_bad_line, limit))
@@ -191,12 +210,25 @@ def other_format(file: BufferedReader) -> str | None:
     return next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
 
 
-def parse_problem(record: Record) -> EvalProblem | BadLine:
-    """The problem in a record."""
+def parse_problem(record: Record, checks_field: str | None = None) -> EvalProblem | BadLine:
+    """The problem in a record. ``checks_field``: the field with its checks, a list or a single one, in the form of
+    ``search.checks``."""
     number, fields = record
+    checks = None
+    if checks_field is not None:
+        given = fields.get(checks_field)
+        checks = tuple(given) if isinstance(given, list) else (given,)
+        try:
+            checked_checks(checks)
+        except ValueError as error:
+            return BadLine(number, f"{checks_field!r} has no checks: {error}")
+    if (test := code_test(fields)) is not None:
+        fields = {**fields, "problem": code_question(fields), "unique_id": fields.get("task_id")}
     name = "problem" if "problem" in fields or "question" not in fields else "question"
     fields = {**fields, **_as_text(fields)}
-    reason = _reason(fields, name, "text") or _reason(fields, "answer", "text or a finite number")
+    reason = _reason(fields, name, "text")
+    if reason is None and test is None:
+        reason = _reason(fields, "answer", "text or a finite number")
     if reason is None and fields.get("unique_id") is not None:
         reason = _reason(fields, "unique_id", "text or an integer")
     if reason is not None:
@@ -205,7 +237,8 @@ def parse_problem(record: Record) -> EvalProblem | BadLine:
     level = fields.get("level")
     unique_id = fields.get("unique_id") or hashlib.sha256(fields[name].encode()).hexdigest()[:16]
     known_level = level if isinstance(level, int | str) and not isinstance(level, bool) else None
-    return EvalProblem(unique_id, fields[name], fields["answer"], known_level)
+    answer = fields["answer"] if test is None else ""
+    return EvalProblem(unique_id, fields[name], answer, known_level, test, checks)
 
 
 def _as_text(fields: dict[str, Any]) -> dict[str, str]:

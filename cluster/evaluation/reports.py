@@ -17,6 +17,7 @@ FORMAT = 2
 
 SHOWN = {
     "tokens": ("generated_tokens", ",.0f"),
+    "one\nsample": ("sample_tokens", ",.0f"),
     "KV\npeak": ("kv_tokens_peak", ",.0f"),
     "KV\nsum": ("kv_tokens_sum", ",.0f"),
     "PRM\ncalls": ("prm_calls", ",.1f"),
@@ -37,7 +38,8 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         pad_edge=False,
         caption=(
             "pool: problems for which some answer that was voted on is right; "
-            f"tokens, {kv}PRM calls and seconds are means per problem; right answers and wall clock: {done}"
+            f"tokens, those of one sample, {kv}PRM calls and seconds are means per problem; right answers and wall "
+            f"clock: {done}"
         ),
         caption_justify="left",
     )

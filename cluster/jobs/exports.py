@@ -59,6 +59,7 @@ async def export(output: Path, path: Path, kind: ExportFormat) -> int:
 
     Raises:
         OSError: it cannot be written.
+        ValueError: a problem was graded by a test.
     """
     matcher = AnswerMatcher()
     rows = _examples(output, _EXAMPLES[kind], matcher)
@@ -74,6 +75,8 @@ async def _examples(
     output: Path, of: Callable[[Searched], Iterator[Json]], matcher: AnswerMatcher
 ) -> AsyncIterator[Json]:
     for line in read_lines(output):
+        if not line["expected"]:
+            raise ValueError(f"line {line['line']}: training data is made of problems with an answer, not of tests")
         problem = EvalProblem(line["problem_id"], line["problem"], line["expected"], line["level"])
         tree = TreeView.model_validate(line["tree"])
         training = await training_line(problem, line["strategy"], line["seed"], tree, matcher)

@@ -51,6 +51,8 @@ class JobInput(NamedTuple):
     last: int
     """Number of the last non-empty line."""
     sha256: str
+    checks_field: str | None = None
+    """Field of the problems that has the checks of their searches; see `parse_problem`."""
 
     def items(self) -> Iterator[Item]:
         """Every non-empty line, in order.
@@ -58,12 +60,13 @@ class JobInput(NamedTuple):
         Raises:
             ProblemFileError: it cannot be read.
         """
-        parse = parse_request if self.kind is InputKind.OPENAI else parse_problem
         for record in _records(self.path):
             if isinstance(record, BadLine):
                 yield Item(record.number, record)
             else:
-                yield Item(record.number, parse(record))
+                is_request = self.kind is InputKind.OPENAI
+                work = parse_request(record) if is_request else parse_problem(record, self.checks_field)
+                yield Item(record.number, work)
 
 
 def look_at(path: Path, kind: InputKind | None = None) -> JobInput:

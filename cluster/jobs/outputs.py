@@ -60,6 +60,7 @@ class Identity(BaseModel):
     """The ``search`` field of every request; empty if requests have their own."""
     seed: int
     trees: bool
+    checks_field: str | None = None
 
 
 class Lines:

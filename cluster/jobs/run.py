@@ -10,6 +10,7 @@ from cluster.client.client import Client
 from cluster.client.errors import ClientError, Refused, Unreachable, Unsendable
 from cluster.client.replies import Question
 from cluster.client.retries import ENDS_ENGINES
+from cluster.evaluation.code_test import CodeMatcher, grading_slots
 from cluster.evaluation.loop import graded, problem_seed
 from cluster.evaluation.problem_files import BadLine, EvalProblem
 from cluster.evaluation.search_field import catalog_for
@@ -18,7 +19,9 @@ from cluster.jobs.inputs import BatchRequest, Item, JobInput
 from cluster.jobs.outputs import FAILED, Outputs
 from cluster.jobs.samples import path_answers
 from cluster.jobs.window import Window
+from search.answers.code_answer import code_answer
 from search.answers.equivalence import AnswerMatcher
+from search.answers.extraction import extract_answer
 from search.settings import parse_search
 from search.tools.turns import Turns
 
@@ -78,6 +81,7 @@ class Job:
         self._window = window
         self._on_line = on_line
         self._matcher = AnswerMatcher()
+        self._slots = grading_slots()
         self._failures = 0
         self._search = parse_search(settings.search, catalog_for(settings.strategy)) if settings.search else None
 
@@ -168,14 +172,21 @@ class Job:
         settings = self._settings
         seed = problem_seed(settings.seed, problem.unique_id)
         question = Question(
-            problem.problem, settings.search, seed=seed, tree=True, service_tier=settings.service_tier.value
+            problem.problem,
+            settings.search | problem.search,
+            seed=seed,
+            tree=True,
+            service_tier=settings.service_tier.value,
         )
         reply = await self._client.ask(question)
         seconds = time.monotonic() - started
         assert reply.tree is not None
         assert self._search is not None
-        row = await graded(reply.search, seconds, problem, settings.strategy, seed, self._matcher)
-        paths = await path_answers(reply.tree, self._search, seed, problem.answer, self._matcher)
+        tested = problem.test is not None
+        grader = CodeMatcher(problem.test, self._slots) if problem.test is not None else self._matcher
+        row = await graded(reply, seconds, problem, settings.strategy, seed, grader)
+        extract = code_answer if tested else extract_answer
+        paths = await path_answers(reply.tree, self._search, seed, problem.answer, grader, extract)
         line = {"line": number, "problem": problem.problem, **row.as_json()}
         del line["error"]
         line |= {

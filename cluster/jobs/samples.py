@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from search.answers.equivalence import AnswerMatcher
+from cluster.evaluation.code_test import Grader
+from search.answers.extraction import extract_answer
 from search.answers.voting import SelectionRule
+from search.run.environment import AnswerExtractor
 from search.settings import SearchSettings
 from search.snapshot import TreeView, tree_of_view
 from search.strategies.base import Strategy
@@ -43,12 +45,18 @@ class Sample(NamedTuple):
 
 
 async def path_answers(
-    tree: TreeView, settings: SearchSettings, seed: int, expected: str, matcher: AnswerMatcher
+    tree: TreeView,
+    settings: SearchSettings,
+    seed: int,
+    expected: str,
+    matcher: Grader,
+    extract_answer: AnswerExtractor = extract_answer,
 ) -> list[PathAnswer]:
     """Answers of the paths that the strategy lets vote, each graded against the ``expected`` answer."""
     strategy = settings.strategy
     grown = tree_of_view(tree, seed, strategy.merge_siblings)
     grown.stop = settings.stop
+    grown.extract_answer = extract_answer
     nodes = strategy.candidates(grown)
     answers = [grown.answer_of(node) for node in nodes]
     answered = [index for index, answer in enumerate(answers) if answer is not None]

@@ -13,6 +13,7 @@ from cluster.client.printable import printable
 from cluster.evaluation.statistics import CONFIDENCE, wilson
 from cluster.jobs.samples import Sample, pass_at, powers_of_two, shuffled, vote
 from search.answers.voting import SelectionRule
+from search.run.report import SearchCost
 
 FORMAT = 1
 MAX_LEVELS = 100
@@ -96,6 +97,8 @@ class Summary:
         self.tokens: Counter[str] = Counter()
         self._cost: Counter[str] = Counter()
         """Sum of every field of `SearchCost`."""
+        self._searches = 0
+        """Number of results with a cost. An answer from the cache has none."""
         self.latencies = Latencies()
 
     @property
@@ -110,8 +113,11 @@ class Summary:
         if "paths" in line:
             self._add_problem(line)
         else:
-            usage = line["response"]["body"].get("usage") or {}
+            body = line["response"]["body"]
+            usage = body.get("usage") or {}
             self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            if (search := body.get("search")) and not search.get("cached"):
+                self._add_cost({name: search[name] for name in SearchCost.model_fields.keys() & search.keys()})
 
     def add_error(self, line: Mapping[str, Any]) -> None:
         """Adds an error. A failed problem counts as not solved; an unreadable line does not count as a problem."""
@@ -122,8 +128,17 @@ class Summary:
     def _add_problem(self, line: Mapping[str, Any]) -> None:
         self.degraded += line["degraded"]
         self._count(line["prompt_tokens"], line["cost"]["generated_tokens"])
-        self._cost.update(line["cost"])
+        self._add_cost(line["cost"])
         self._grade(line["level"], line["right"], line["in_pool"], shuffled(line["paths"], line["seed"]))
+
+    def _add_cost(self, cost: Mapping[str, Any]) -> None:
+        self._searches += 1
+        self._cost.update(cost)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """Mean of every field of `SearchCost`; empty without searches."""
+        return {name: total / self._searches for name, total in self._cost.items()}
 
     def _grade(self, level: object, right: bool, in_pool: bool, samples: list[Sample]) -> None:
         name = "none" if level is None else str(level)
@@ -156,7 +171,7 @@ class Summary:
             **self.accuracy.as_json(),
             "pool": self.pool.mean,
             "degraded": self.degraded,
-            "cost": {name: total / self.results for name, total in self._cost.items()},
+            "cost": self.cost,
             "levels": {level: share.as_json() for level, share in sorted(self.levels.items())},
             "votes": {str(k): votes.as_json() for k, votes in sorted(self.votes.items())},
         }
@@ -168,7 +183,7 @@ class Summary:
             "elapsed_s": elapsed_s,
             "tokens": dict(self.tokens),
             "latency_s": {f"p{percent}": self.latencies.percentile(percent) for percent in PERCENTILES},
-            **({"graded": graded} if self.accuracy.of else {}),
+            **({"graded": graded} if self.accuracy.of else {"cost": self.cost} if self.cost else {}),
         }
 
 
@@ -210,6 +225,8 @@ def summary_lines(summary: Summary, elapsed_s: float) -> Iterator[str]:
         times = ", ".join(f"p{percent} {summary.latencies.percentile(percent):.2f} s" for percent in PERCENTILES)
         tokens = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.tokens.items()))
         yield f"tokens: {tokens or 'unknown'}; latency: {times}; {elapsed_s:.0f} s"
+    if summary.cost.get("sample_tokens"):
+        yield f"mean of a search: {SearchCost.model_construct(**summary.cost).bill}"  # type: ignore[arg-type]
 
 
 def _table(first: str, *others: str) -> Table:

@@ -128,6 +128,8 @@ async def read_solved(path: Path) -> list[SolvedProblem]:
 async def _solutions(path: Path, record: Record, form: InputForm, matcher: AnswerMatcher) -> tuple[str, list[Solution]]:
     if form.value not in record.fields:
         raise _bad(path, BadLine(record.number, f"no {form.value!r}, which the lines before it have"))
+    if form is InputForm.RESULTS and record.fields.get("expected") == "":
+        raise _bad(path, BadLine(record.number, "graded by a test; a reward model learns from problems with an answer"))
     try:
         match form:
             case InputForm.RESULTS:

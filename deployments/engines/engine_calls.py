@@ -85,6 +85,11 @@ class EngineCall(Generic[Label]):
             raise EngineCallError(self._stopped or "")
         return len(self._requests)
 
+    @property
+    def left(self) -> list[EngineRequest]:
+        """The requests that were not taken yet, ended ones first."""
+        return list(self._requests)
+
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s

@@ -37,7 +37,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.grants import grant_order
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.reasoning import marks_of
-from deployments.engines.request_queue import EngineRequest, RequestQueue
+from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.segments import Draft, GivenTokens, Segment, Task, Until, first_segment, following
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter
@@ -69,6 +69,8 @@ Parameters: TypeAlias = Callable[..., SamplingParams]
 
 HEARTBEAT_S = 5.0
 """Longest time between two messages of an ``expand`` call while its engine is at work."""
+COUNT_S = 0.1
+"""The same once a child has finished, where the search wants to know the number of tokens of the others."""
 GROUP_S = 0.004
 """How long a finished child waits for others to share its message: sending one takes a good part of the time of a small
 model's engine step."""
@@ -186,12 +188,16 @@ class GenerationEngine(EngineLifecycle[_Running]):
                         ahead.give_up_rest()
                     if unwritten:
                         yield ChildGroup(tuple(unwritten), self._headroom)
+                    counts, heartbeat_s = request.counts_unfinished, HEARTBEAT_S
                     while call.pending:
-                        finished = await call.wait(HEARTBEAT_S)
+                        finished = await call.wait(heartbeat_s)
                         if not finished:
                             if not self.silent_s:
-                                yield ChildGroup((), self._headroom)
+                                unfinished = self._least_tokens(call) if counts else 0
+                                yield ChildGroup((), self._headroom, unfinished_tokens=unfinished)
                             continue
+                        if counts:
+                            heartbeat_s = COUNT_S
                         self._record(finished)  # before it waits: it may be cancelled then
                         if call.pending:
                             await asyncio.sleep(GROUP_S)
@@ -202,7 +208,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0
                             samples = ahead.samples_at_last() if ahead is not None and not call.pending else 0
-                            yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused, samples)
+                            children, unfinished = tuple(child for child, _ in written), 0
+                            if counts and call.pending:
+                                unfinished = self._least_tokens(call)
+                            yield ChildGroup(children, self._headroom, unused, samples, unfinished)
                         if ahead is not None:
                             # Not before: starting requests takes time, and the children are needed now.
                             ahead.wrote((child, _path(done)) for child, done in written)
@@ -314,6 +323,21 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     await asyncio.sleep(TIDY_S)
         left += await super().check_integrity(settle_s)
         return left + self._running.write_ahead.check_integrity()
+
+    def _least_tokens(self, call: EngineCall[Draft]) -> int:
+        """The least number of tokens that a branch has whose child was not sent yet; 0 if one has not begun."""
+        states = self._running.engine.output_processor.request_states
+        least = []
+        for request in call.left:
+            state = None if request.collector is None else states.get(request.collector.request_id)
+            if request.ending is Ending.FINISHED:
+                written = len(request.output.outputs[0].token_ids)
+            elif state is None or state.detokenizer is None:
+                return 0
+            else:
+                written = state.detokenizer.num_output_tokens()
+            least.append(request.label.written + written)
+        return min(least, default=0)
 
     def _submit(
         self, call: EngineCall[Draft], request: ExpandRequest, parameters: Parameters, ahead: SearchAhead | None

@@ -25,6 +25,7 @@ from deployments.service.slots import NoSlot
 from deployments.service.tool_calls import ToolCallsUnread
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
+    BudgetTooSmall,
     GeneratorError,
     HarmfulRequest,
     HookError,
@@ -83,6 +84,8 @@ def api_error(error: BaseException) -> ApiError:
         return Unavailable(f"tool calls cannot be read: {error}", code="tool_parser_unavailable")
     if isinstance(error, SchemasBusy):
         return Unavailable(str(error), code="schema_check_unavailable")
+    if isinstance(error, BudgetTooSmall):
+        return BadRequest(f"search.{error}", "search.budget.total_tokens", "budget_too_small")
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")

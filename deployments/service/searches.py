@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
+from deployments.service.code_answers import CodeAnswers
 from deployments.service.slots import Slot, Slots
 from deployments.service.suspects import Suspects, digest_of
 from deployments.service.tool_calls import CallReader
+from search.answers.checks import Checks
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
 from search.rewards import ScoringCost
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
-from search.run.runner import NO_PREFILL, run_search
+from search.run.runner import NO_PREFILL, check_budget, run_search
 from search.settings import SearchSettings
 from search.tree import Prefill, SearchTree
 
@@ -50,6 +52,8 @@ class SearchJob(NamedTuple):
     """Whether a chat window asked for something of its own, such as a title."""
     calls: CallReader | None = None
     """Reads the answers' tool calls; None: there are no tools."""
+    checks: Checks | None = None
+    """What the answer, a program, has to pass; None: it is no program."""
 
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
@@ -110,12 +114,14 @@ class SearchService:
         seconds: float,
         observed: Observer = unobserved,
         suspects: Suspects | None = None,
+        code_answers: CodeAnswers | None = None,
     ) -> None:
         """``slots``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
-        none."""
+        none. ``code_answers``: compares answers that are programs; None: no answer is one."""
         self.slots = slots
         self.suspects = suspects or Suspects()
         self._environment = environment
+        self._code_answers = code_answers
         self._observed = observed
         self._seconds = seconds
         self._disposal = Disposal()
@@ -150,6 +156,10 @@ class SearchService:
         cost = SearchCost()
         slot.searches.append(cost)
         calls, environment = job.calls, self._environment
+        if calls is not None:
+            environment = calls.environment(environment)
+        elif job.checks is not None and self._code_answers is not None:
+            environment = self._code_answers.environment(environment, job.checks, tree)
         try:
             with self._observed(job, tree, cost) as observer:
                 all_sinks = (observer, *sinks)
@@ -163,7 +173,7 @@ class SearchService:
                         job.question,
                         job.prompt,
                         job.settings,
-                        environment if calls is None else calls.environment(environment),
+                        environment,
                         search_id=job.search_id,
                         on_event=notify,
                         tree=tree,
@@ -184,8 +194,15 @@ class SearchService:
             raise
 
     def check(self, job: SearchJob, slot: Slot) -> None:
-        """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
+        """Checks a job before anything is spent on it.
+
+        Raises:
+            HarmfulRequest: it asks the same as a request that ended two engines.
+            BudgetTooSmall: it might not fit into its ``budget.total_tokens``.
+        """
         self.suspects.check(slot.owner.name, job.digest)
+        environment, thought = self._environment, job.open_thought
+        check_budget(job.prompt, job.settings, environment, prefill=job.prefill, open_thought=thought)
 
     async def score(self, job: ScoreJob, slot: Slot) -> ScoreOutcome:
         """Scores the one path of a job, and adds the tokens to ``slot``; if it fails or is cancelled, only the job's.

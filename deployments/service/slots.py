@@ -66,8 +66,12 @@ class Slot:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the request so far: ``charged``, generated tokens, and those that the step hook added."""
-        return self.charged + sum(cost.generated_tokens + cost.hook_tokens for cost in self.searches)
+        """Tokens of the request so far: ``charged``, generated tokens, critiques included, those written ahead that no
+        search requested, and those that the step hook added."""
+        return self.charged + sum(
+            cost.generated_tokens + cost.prm_generated_tokens + cost.unused_tokens + cost.hook_tokens
+            for cost in self.searches
+        )
 
 
 class Slots:

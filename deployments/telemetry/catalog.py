@@ -77,6 +77,22 @@ SEARCHES = _counter(
     "degraded",
 )
 SEARCH_SECONDS = _histogram(_C, "search_seconds", "Duration of a search, whatever its ending", "strategy")
+COST_TOKENS = _counter(
+    _C,
+    "search_cost_tokens_total",
+    "Tokens of searches that have an answer, by kind (read, without those from caches, or written) and by subject: "
+    "those of the search, or those that one sample would have taken",
+    "strategy",
+    "subject",
+    "kind",
+)
+COST_SECONDS = _counter(
+    _C,
+    "search_cost_seconds_total",
+    "Duration of searches that have an answer, by subject: that of the search, or that of one sample",
+    "strategy",
+    "subject",
+)
 SEARCH_ROUNDS = _counter(
     _C, "search_rounds_total", "Rounds of searches: decisions of a strategy that led to generator calls", "strategy"
 )
@@ -102,6 +118,9 @@ SCORE_SECONDS = _histogram(_C, "score_seconds", "Duration of calls to the proces
 STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps received from the generator")
 STEPS_REPEATED = _counter(
     _C, "steps_repeated_total", "Steps with the same text as a sibling, counted when their search ends"
+)
+PATHS_WANDERING = _counter(
+    _C, "wandering_paths_total", "Paths that beam searches ended because they wandered, counted when their search ends"
 )
 STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps scored by the process reward model")
 HOOK_CALLS = _counter(

@@ -29,7 +29,8 @@ class ControllerFigures:
         self._slots = slots
         self._delay = delay
         # Publish 0 before the first event: a counter that first appears at 1 shows no increase.
-        for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED, catalog.HARMFUL):
+        steps = catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED
+        for metric in (*steps, catalog.PATHS_WANDERING, catalog.HARMFUL):
             metrics.add(metric, 0)
         for call in CALLS:
             metrics.add(catalog.RETRIES, 0, call)

@@ -37,6 +37,7 @@ class SearchRecord:
     rounds: int = 0
     nodes: int = 0
     answer: str | None = None
+    answered: bool = False
 
     @property
     def strategy(self) -> str:
@@ -74,6 +75,7 @@ class SearchTelemetry:
             elif isinstance(event, SearchFinished):
                 record.ending = event.outcome.stop_reason.value
                 record.answer = event.outcome.selection.answer
+                record.answered = True
 
         try:
             yield record_event
@@ -94,10 +96,23 @@ class SearchTelemetry:
         self.metrics.observe(catalog.SEARCH_SECONDS, record.seconds, record.strategy)
         self.metrics.add(catalog.SEARCH_ROUNDS, record.rounds, record.strategy)
         self.metrics.add(catalog.STEPS_REPEATED, repeated)
+        if record.answered:
+            self._count_cost(record.strategy, record.cost)
+        self.metrics.add(catalog.PATHS_WANDERING, record.cost.wandering_paths)
         if self._traces is not None:
             self._traces.end(record)
         if self._log is not None:
             self._log.write(record)
+
+    def _count_cost(self, strategy: str, cost: SearchCost) -> None:
+        """Counts what a search cost beside what one sample would have."""
+        for subject, read, written, seconds in (
+            ("search", cost.read_tokens, cost.written_tokens, cost.seconds),
+            ("sample", cost.prompt_tokens, cost.sample_tokens, cost.sample_seconds),
+        ):
+            self.metrics.add(catalog.COST_TOKENS, read, strategy, subject, "read")
+            self.metrics.add(catalog.COST_TOKENS, written, strategy, subject, "written")
+            self.metrics.add(catalog.COST_SECONDS, seconds, strategy, subject)
 
 
 def ending_of(error: Exception) -> str:

@@ -12,6 +12,8 @@ from search.strategies.path_score import path_score
 from search.tools.turns import Turns
 from search.tree import Node, NodeId, NodeStatus, SearchTree
 
+_UNFINISHED = frozenset({NodeStatus.OPEN, NodeStatus.WANDERING})
+
 
 async def select_answer(
     ends: Sequence[Node],
@@ -51,7 +53,7 @@ async def select_answer(
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
     """The last node of the best unfinished path; None if there is none."""
-    return await _best(tree, strategy, lambda node: not _has_open_child(node))
+    return await _best(tree, strategy, lambda node: node.status in _UNFINISHED and not _has_unfinished_child(node))
 
 
 async def best_leaf(tree: SearchTree, strategy: Strategy, fits: Callable[[Node], bool]) -> Node | None:
@@ -62,7 +64,8 @@ async def best_leaf(tree: SearchTree, strategy: Strategy, fits: Callable[[Node],
         return node.lookahead_end(strategy.max_depth)
 
     def is_leaf(node: Node) -> bool:
-        return not node.asked and end(node).status is NodeStatus.OPEN and fits(end(node))
+        is_open = node.status is NodeStatus.OPEN and end(node).status is NodeStatus.OPEN
+        return is_open and not node.asked and fits(end(node))
 
     leaf = await _best(tree, strategy, is_leaf)
     return None if leaf is None else end(leaf)
@@ -86,8 +89,8 @@ async def answering_paths(candidates: list[Node], tree: SearchTree) -> list[Node
 
 
 async def _best(tree: SearchTree, strategy: Strategy, may_be: Callable[[Node], bool]) -> Node | None:
-    """The best of the open nodes that ``may_be``, without lookaheads: the highest score, then the longest path, then
-    the lowest id."""
+    """The best of the nodes that ``may_be``, without lookaheads: the highest score, then the longest path, then the
+    lowest id."""
 
     def rank(node: Node) -> tuple[float, int, NodeId]:
         return -(path_score(node, strategy.aggregation) or 0.0), -node.depth, node.id
@@ -95,11 +98,11 @@ async def _best(tree: SearchTree, strategy: Strategy, may_be: Callable[[Node], b
     best: Node | None = None
     turns = Turns()
     for node in tree.nodes:
-        if node.status is NodeStatus.OPEN and not node.is_lookahead and may_be(node):
+        if not node.is_lookahead and may_be(node):
             best = node if best is None else min(best, node, key=rank)
         await turns.pass_on()
     return best
 
 
-def _has_open_child(node: Node) -> bool:
-    return any(child.status is NodeStatus.OPEN for child in node.children.values())
+def _has_unfinished_child(node: Node) -> bool:
+    return any(child.status in _UNFINISHED for child in node.children.values())

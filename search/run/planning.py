@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from search.budget import NOTHING, BudgetMeter, Cost
+from search.errors import BudgetTooSmall
 from search.ports import Branch, ExpandItem, StopCondition, branch_seed
 from search.run.answer_selection import best_leaf
 from search.run.path_limits import PathLimits, PathNeeds
@@ -125,22 +126,38 @@ class Planner:
             calls.setdefault((node.request.whole, node.is_lookahead), []).append(node)
         return list(calls.values()), written
 
+    def check_fits(self, expansions: Sequence[Expansion], total_tokens: int) -> None:
+        """Checks that ``total_tokens`` suffice for the prompt and all branches of the first round.
+
+        Raises:
+            BudgetTooSmall: they might not.
+        """
+        for expansion in expansions:
+            costs, (kept, _) = self._costs(expansion), self._kept(expansion)
+            prompt, tokens = len(self._limits.prompt), costs[0].tokens
+            if prompt + len(costs) * tokens + kept.tokens > total_tokens:
+                raise BudgetTooSmall(total_tokens, prompt, len(costs), tokens, kept.tokens)
+
     def _granted(self, expansions: Sequence[Expansion], keep: bool = True) -> Granted:
         """Reserves for as many branches as the budget allows; if ``keep``, beside what their paths need afterwards. A
         whole solution needs nothing more."""
         granted: Granted = []
         for expansion in expansions:
-            kept, least = NOTHING, 1
-            if keep and self._stop_condition(expansion) is StopCondition.STEP:
-                least = self._needs.step_tokens(expansion.node)
-                rest = max(0, self._needs.tokens(expansion.node) - least)
-                kept = Cost(rest, 0 if self._tree.longest_path else 1)
+            kept, least = self._kept(expansion) if keep else (NOTHING, 1)
             costs = self._meter.reserve(self._costs(expansion), kept, least)
             if costs:
                 granted.append((expansion, costs))
             if len(costs) < expansion.count:
                 break
         return granted
+
+    def _kept(self, expansion: Expansion) -> tuple[Cost, int]:
+        """What is kept to finish one of the paths below the expansion, and the tokens of its next step."""
+        if self._stop_condition(expansion) is not StopCondition.STEP:
+            return NOTHING, 1
+        least = self._needs.step_tokens(expansion.node)
+        rest = max(0, self._needs.tokens(expansion.node) - least)
+        return Cost(rest, 0 if self._tree.longest_path else 1), least
 
     async def _with_little_left(self, expansions: Sequence[Expansion], granted: Granted) -> Granted:
         """What is granted in place of ``granted`` when the budget does not suffice for all ``expansions``."""

@@ -1,6 +1,6 @@
 """Prepares the tree of an ended search for a search that resumes it."""
 
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import GIVEN_UP, Node, NodeStatus, SearchTree
 
 
 def take_up(tree: SearchTree) -> None:
@@ -17,10 +17,10 @@ def take_up(tree: SearchTree) -> None:
         return
     for node in unsure:
         tree.score_again(node)
-    # Nodes of their level or below were pruned in comparison with them. The strategy compares anew once all are scored.
+    # Nodes of their level or below were given up beside them. The strategy decides anew once all are scored.
     depth = min(map(_searched_depth, unsure))
     for node in tree.nodes:
-        if node.status is NodeStatus.PRUNED and node.reward is not None and _searched_depth(node) >= depth:
+        if node.status in GIVEN_UP and node.reward is not None and _searched_depth(node) >= depth:
             tree.reopen(node)
 
 

@@ -42,8 +42,9 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking and of the step
-    hook that are 0 are left out of a dump.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking, of
+    wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost beside one sample,
+    is known at its end.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -54,6 +55,8 @@ class SearchCost(BaseModel):
     """Number of ``nodes`` that were written."""
     repeated_steps: int = 0
     """Number of ``nodes`` that repeat a sibling: the same text, written again."""
+    wandering_paths: int = Field(0, exclude_if=_is_zero)
+    """Paths that the strategy ended because they wandered (`search.strategies.levels.beam_search`)."""
     expand_calls: int = 0
     """Calls to the generator."""
     prm_calls: int = 0
@@ -116,11 +119,37 @@ class SearchCost(BaseModel):
     """``kv_node_tokens`` summed over all rounds."""
     seconds: float = 0.0
     """Wall clock from the start to the selection of the answer."""
+    read_tokens: int = 0
+    """The bill: tokens that the models read, those from caches left out: ``prefix_tokens`` and ``prm_prompt_tokens``
+    less the cached ones of each."""
+    written_tokens: int = 0
+    """The bill: tokens that the models wrote: ``generated_tokens``, ``unused_tokens`` and ``prm_generated_tokens``."""
+    prompt_tokens: int = 0
+    """What one sample would have read: the prompt, once and without a cache."""
+    sample_tokens: float = 0.0
+    """What one sample would have written: the mean of the paths that voted (`search.run.bill`)."""
+    sample_seconds: float = 0.0
+    """The time that one sample would have taken: ``sample_tokens`` at the pace of this search's branches, each from the
+    request of its call to its arrival. Not counted: scoring, and voting."""
 
     def add_scoring(self, cost: ScoringCost) -> None:
         """Adds the cost of one call to the scorer."""
         for name, figure in vars(cost).items():
             setattr(self, f"prm_{name}", getattr(self, f"prm_{name}") + figure)
+
+    def add_up(self) -> None:
+        """Computes the figures of the bill that are sums of others."""
+        cached = self.cached_tokens + self.prm_cached_tokens
+        self.read_tokens = self.prefix_tokens + self.prm_prompt_tokens - cached
+        self.written_tokens = self.generated_tokens + self.unused_tokens + self.prm_generated_tokens
+
+    @property
+    def bill(self) -> str:
+        """What the search cost beside one sample, in a line."""
+        return (
+            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s; "
+            f"one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
+        )
 
 
 @dataclass(frozen=True)

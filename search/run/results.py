@@ -7,6 +7,7 @@ from search.answers.extraction import boxed_answer
 from search.answers.thoughts import open_thought
 from search.budget import NOTHING, BudgetMeter, Cost
 from search.ports import Child, Headroom
+from search.run.bill import Pace
 from search.run.path_limits import PathLimits
 from search.run.planning import requested, reserved
 from search.run.report import SearchCost
@@ -26,6 +27,7 @@ class Results:
         """Whether the prefill has an answer already: every path then ends with its first step."""
         self._limits = limits
         self._meter = meter
+        self.pace = Pace()
 
     def saw(self, headroom: Headroom) -> None:
         """Records the headroom that a replica reported."""
@@ -33,9 +35,9 @@ class Results:
             share = round(headroom.free_blocks / headroom.total_blocks, 4)
             self._cost.least_headroom = min(self._cost.least_headroom, share)
 
-    def receive(self, child: Child) -> list[Node] | None:
+    def receive(self, child: Child, seconds: float = 0.0) -> list[Node] | None:
         """Settles the budget of ``child``'s branch and writes its steps into the tree, or removes its node if it was
-        given back.
+        given back. ``seconds``: the time since its call was made.
 
         Returns its nodes, first step first; none if the branch was given back, pruned or failed meanwhile. None if the
         tree does not wait for this child: it came before, was never requested, or was given back although it is not
@@ -59,6 +61,7 @@ class Results:
         written = Cost(sum(step.written_tokens for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
+        self.pace.add(seconds, written.tokens)
         return self._write(node, steps)
 
     def hooked(self, node: Node, effect: HookEffect) -> bool:
@@ -76,7 +79,8 @@ class Results:
         return True
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
-        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral rewards.
+        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral or unsure, so that a
+        search that resumes the tree asks again.
 
         Returns the nodes that are complete by this, repeated ones included. Nodes pruned or failed meanwhile are not
         among them.

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
@@ -28,6 +29,7 @@ from search.ports import (
     ThoughtRequest,
 )
 from search.run.answer_selection import answering_paths, best_open_path, select_answer
+from search.run.bill import path_tokens, sample_tokens
 from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVUsage
 from search.run.path_limits import PathLimits
@@ -117,31 +119,24 @@ async def run_search(
 
     Raises:
         PromptTooLong: the context has no room for a single token after the prompt.
+        BudgetTooSmall: see `check_budget`.
         LimitReached: a limit was reached before there was a path to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
         ScorerError: the scorer failed and the environment's ``fallback`` is ``fail``.
         HookError: the step hook failed and its fallback is ``fail``.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
-    context_tokens = environment.context_tokens
-    if len(prompt) >= context_tokens:
-        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
-    context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
-    scores_solutions = bool(context) and not environment.scores_thinking
-    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
-        context = 0  # The solution has begun.
-    limits = PathLimits(
-        tuple(prompt),
-        context_tokens,
-        settings.max_path_tokens,
-        settings.strategy.max_depth,
-        settings.thinking_tokens if context else 0,
-        context,
-    )
+    if len(prompt) >= environment.context_tokens:
+        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {environment.context_tokens}")
+    thinks = bool(environment.thinking_context) and settings.thinking is Thinking.WHOLE
+    scores_solutions = thinks and not environment.scores_thinking
+    limits = _path_limits(prompt, settings, environment, prefill, open_thought)
     grown = SearchTree() if tree is None else tree
+    if not len(grown):
+        check_budget(prompt, settings, environment, prefill=prefill, open_thought=open_thought)
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
-    grown.open_thought = "" if json_schema and not context else open_thought
+    grown.open_thought = "" if json_schema and not limits.thinking_context else open_thought
     grown.scores_solutions = scores_solutions
     grown.answers_without_thought = bool(json_schema)
     search = _Search(
@@ -152,9 +147,53 @@ async def run_search(
             reason = await search.grow()
         finally:
             search.give_up()
+            await search.give_up_ahead()
         return await search.conclude(reason)
     finally:
         search.forget_errors()
+
+
+def check_budget(
+    prompt: Sequence[int],
+    settings: SearchSettings,
+    environment: SearchEnvironment,
+    *,
+    prefill: Prefill = NO_PREFILL,
+    open_thought: str = "",
+) -> None:
+    """Checks that ``budget.total_tokens`` suffices for the prompt and the whole first round, each branch of which may
+    become as long as it is allowed to, and for what the search keeps to finish a path. The arguments are those of
+    `run_search`.
+
+    Raises:
+        BudgetTooSmall: it does not.
+    """
+    budget = settings.budget
+    if (total := budget.total_tokens) is None or (budget.tokens is not None and len(prompt) + budget.tokens <= total):
+        return
+    limits = _path_limits(prompt, settings, environment, prefill, open_thought)
+    tree = SearchTree()
+    Planner(tree, settings, limits, BudgetMeter(budget)).check_fits(settings.strategy.select(tree), total)
+
+
+def _path_limits(
+    prompt: Sequence[int],
+    settings: SearchSettings,
+    environment: SearchEnvironment,
+    prefill: Prefill,
+    open_thought: str,
+) -> PathLimits:
+    context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
+    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
+        context = 0  # The solution has begun.
+    return PathLimits(
+        tuple(prompt),
+        environment.context_tokens,
+        settings.max_path_tokens,
+        settings.strategy.max_depth,
+        settings.thinking_tokens if context else 0,
+        context,
+    )
 
 
 class _Search:
@@ -204,7 +243,7 @@ class _Search:
         if json_schema:
             tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
-        self._meter = BudgetMeter(settings.budget)
+        self._meter = BudgetMeter(settings.budget.generated(len(limits.prompt)))
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
         self._closes_thoughts = settings.budget.thinking is not None
@@ -246,6 +285,14 @@ class _Search:
         for node in self._tree.live:
             self._tree.fail(node)
 
+    async def give_up_ahead(self) -> None:
+        """Has the generator give up the solutions that it has begun ahead, however the search ended, and counts their
+        tokens. Waits ``GIVE_UP_S`` at most."""
+        if self._samples_ahead:
+            # In an empty context: Serve cancels the calls of a request that was cancelled.
+            releasing = asyncio.create_task(self._release_ahead(), context=Context())
+            await asyncio.wait({releasing})  # If it is cancelled meanwhile, the task still ends by itself.
+
     def forget_errors(self) -> None:
         """Drops the stored exceptions. Their tracebacks refer back to this search: a reference cycle that would keep
         the tree alive until the garbage collector runs."""
@@ -254,8 +301,6 @@ class _Search:
     async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome: answered by the candidates, or without a finished one by the paths that were finished with the
         rest of the budget, or by the best unfinished path."""
-        if self._samples_ahead:
-            await self._give_up_ahead()
         candidates = self._strategy.candidates(self._tree)
         ends = await answering_paths(candidates, self._tree)
         alike = ends is not candidates
@@ -265,6 +310,7 @@ class _Search:
             ends = [await self._best_open_path(reason)]
         wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
         selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike)
+        sample = await sample_tokens(ends, self._tree, self._strategy, alike)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,
@@ -273,7 +319,7 @@ class _Search:
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
             degraded=self._tree.degraded,
-            cost=await self._counted(selection),
+            cost=await self._counted(selection, sample),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -341,6 +387,7 @@ class _Search:
         self._strategy.observe(self._tree, arrived)
         pruned, self._tree.newly_pruned = self._tree.newly_pruned, []
         if pruned:
+            self._cost.wandering_paths += sum(node.status is NodeStatus.WANDERING for node in pruned)
             ids = tuple(node.id for node in pruned)
             self._emit(StepsPruned(ids, self._cost.generated_tokens, len(self._tree)))
 
@@ -349,6 +396,7 @@ class _Search:
         calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         self._cost.thinking_tokens = sum(node.step.thinking_tokens for node in self._tree.nodes if node.step)
+        self._cost.wandering_paths = sum(node.status is NodeStatus.WANDERING for node in self._tree.nodes)
         await self._round_begins(calls)
         for branches in calls:
             self._start(group, self._expand, group, branches, False)
@@ -363,13 +411,14 @@ class _Search:
 
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
-        missing = len(branches)
+        missing, began = len(branches), self._meter.seconds.usage
+        self._tree.unfinished_tokens = 0
         self._cost.expand_calls += 1
         try:
             request = await self._expand_request(branches, first_steps)
             async with _closing(self._generator.expand(request)) as stream:
                 async for arrived in stream:
-                    missing -= await self._take(group, arrived)
+                    missing -= await self._take(group, arrived, self._meter.seconds.usage - began)
                     if not missing:
                         self._leave_to_end()
             if missing:
@@ -382,17 +431,20 @@ class _Search:
         finally:
             self._received.set()
 
-    async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup) -> int:
-        """Enters arrived children into the tree and queues their steps for scoring. Returns the number of branches that
-        the tree waited for."""
+    async def _take(self, group: asyncio.TaskGroup, arrived: ChildGroup, seconds: float) -> int:
+        """Enters children that arrived ``seconds`` after their call was made into the tree, and queues their steps for
+        scoring. Returns the number of branches that the tree waited for."""
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
         self._samples_ahead = arrived.samples_ahead
+        if arrived.unfinished_tokens > self._tree.unfinished_tokens:
+            self._tree.unfinished_tokens = arrived.unfinished_tokens
+            self._changed.set()
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
-            nodes = self._results.receive(child)
+            nodes = self._results.receive(child, seconds)
             if nodes is not None:
                 taken += 1
             if nodes:
@@ -468,13 +520,13 @@ class _Search:
                     # There is no solution that the scorer could read.
                     self._arrive(self._results.complete(chain, [0.0], neutral=False))
                 else:
-                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain)))
+                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain), chain[-1].ends))
                     scored.append(chain)
                 await turns.pass_on()
             if items:
                 rewards, neutral = await self._scorer.rewards(self._score_request(items))
-                for chain, row in zip(scored, rewards, strict=True):
-                    self._arrive(self._results.complete(chain, row, neutral))
+                for index, (chain, row) in enumerate(zip(scored, rewards, strict=True)):
+                    self._arrive(self._results.complete(chain, row, neutral or index in rewards.unsure))
                     await turns.pass_on()
         self._scoring = False
 
@@ -529,6 +581,7 @@ class _Search:
             json_schema=self._json_schema,
             ahead=self._ahead(branches, thought),
             thought=thought,
+            counts_unfinished=self._strategy.counts_unfinished,
         )
 
     def _thought(self, branches: Branches) -> ThoughtRequest | None:
@@ -541,13 +594,11 @@ class _Search:
         solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
-    async def _give_up_ahead(self) -> None:
-        """Has the generator give up the solutions that it has begun ahead, and counts their tokens."""
-        deadline_s = min(GIVE_UP_S, self._deadline_s())
+    async def _release_ahead(self) -> None:
         sampling, condition = self._strategy.sampling, StopCondition.SOLUTION
-        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, deadline_s)
+        request = ExpandRequest(self._search_id, (), sampling, condition, Lane.DEMAND, GIVE_UP_S)
         with suppress(GeneratorError, TimeoutError):
-            async with asyncio.timeout(deadline_s), _closing(self._generator.expand(request)) as stream:
+            async with asyncio.timeout(GIVE_UP_S), _closing(self._generator.expand(request)) as stream:
                 async for group in stream:
                     self._cost.unused_tokens += group.unused_tokens
 
@@ -612,7 +663,7 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _counted(self, selection: AnswerSelection[Node]) -> SearchCost:
+    async def _counted(self, selection: AnswerSelection[Node], sample_tokens: float) -> SearchCost:
         """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:
@@ -621,7 +672,11 @@ class _Search:
             cost.kv_node_tokens_peak, cost.kv_node_tokens_sum = usage.by_node.peak, usage.by_node.sum
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
-        cost.answer_tokens = sum(step.written_tokens for node in selection.node.path if (step := node.written_step))
+        cost.answer_tokens = path_tokens(selection.node)
+        cost.prompt_tokens = len(self._limits.prompt)
+        cost.sample_tokens = round(sample_tokens, 1)
+        cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
+        cost.add_up()
         cost.seconds = self._meter.seconds.usage
         return cost
 

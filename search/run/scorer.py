@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from search.errors import ScorerError
 from search.ports import ScoreRequest, StepScorer
-from search.rewards import check_rewards
+from search.rewards import RewardRows, check_rewards
 from search.run.environment import Fallback
 from search.run.report import SearchCost
 
@@ -14,7 +14,7 @@ NEUTRAL_REWARD = 0.5
 class Rewards(NamedTuple):
     """For each item of a request its ``unscored`` rewards in [0, 1]."""
 
-    rows: list[list[float]]
+    rows: RewardRows
     neutral: bool
     """Whether they are neutral rewards."""
 
@@ -42,7 +42,8 @@ class SearchScorer:
         except ScorerError:
             if self._fallback is Fallback.FAIL:
                 raise
-            return Rewards([[NEUTRAL_REWARD] * item.unscored for item in request.items], neutral=True)
+            neutral = RewardRows([NEUTRAL_REWARD] * item.unscored for item in request.items)
+            return Rewards(neutral, neutral=True)
 
 
 def source_of(scorer: StepScorer) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from search.answers.voting import SelectionRule
 from search.caps import Depth, Uncapped, capped_settings, check_marks
@@ -41,6 +42,12 @@ class ExpectedChildren(NamedTuple):
     """For each time that it was written."""
     most: int
     """In all."""
+
+
+def refused(strategy: str, setting: str, given: Any, message: str) -> ValidationError:
+    """The error of a setting that a strategy cannot take, with the setting's path."""
+    fault = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data(strategy, [InitErrorDetails(type=fault, loc=(setting,), input=given)])
 
 
 class Strategy(BaseModel, ABC):
@@ -115,6 +122,12 @@ class Strategy(BaseModel, ABC):
         """What a step may expect in the round after it was written, as single steps under their own seeds; None if
         nothing can be said. A generator that has nothing else to do begins some of them early."""
         return None
+
+    @property
+    def counts_unfinished(self) -> bool:
+        """Whether it decides by the number of tokens that unfinished branches have at least,
+        ``SearchTree.unfinished_tokens``."""
+        return False
 
     def later_samples(self, tree: SearchTree) -> int | None:
         """The number of children of the root, each a whole solution, that the search may still request once those in

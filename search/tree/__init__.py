@@ -2,6 +2,7 @@
 
 from search.tree.nodes import (
     COMPLETE,
+    GIVEN_UP,
     NO_THOUGHT,
     ExpansionRequest,
     HookEffect,
@@ -19,6 +20,7 @@ from search.tree.tree import Fold, SearchTree
 
 __all__ = [
     "COMPLETE",
+    "GIVEN_UP",
     "NO_THOUGHT",
     "ExpansionRequest",
     "Fold",

@@ -105,6 +105,9 @@ class NodeStatus(StrEnum):
     """Its step is written, its reward not known yet."""
     OPEN = "open"
     """Complete as a step; the path may grow below it."""
+    WANDERING = "wandering"
+    """Given up by the strategy, because the path repeats itself or is far longer than finished ones: never grows, and
+    answers only if no path is finished."""
     TERMINAL = "terminal"
     """The path ends here and may answer."""
     PRUNED = "pruned"
@@ -122,8 +125,9 @@ class Unread(Enum):
     UNREAD = "unread"
 
 
-ENDED = frozenset({NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.REPEATED, NodeStatus.FAILED})
-COMPLETE = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
+GIVEN_UP = frozenset({NodeStatus.WANDERING, NodeStatus.PRUNED})
+ENDED = GIVEN_UP | {NodeStatus.TERMINAL, NodeStatus.REPEATED, NodeStatus.FAILED}
+COMPLETE = GIVEN_UP | {NodeStatus.OPEN, NodeStatus.TERMINAL}
 IN_FLIGHT = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN})
 
 

@@ -22,6 +22,7 @@ from search.rewards import is_reward
 from search.tree.nodes import (
     COMPLETE,
     ENDED,
+    GIVEN_UP,
     IN_FLIGHT,
     Continuations,
     ExpansionRequest,
@@ -83,6 +84,8 @@ class SearchTree:
         """Number of texts that the step hook added."""
         self.hook_failures = 0
         """Number of steps for which the step hook failed."""
+        self.unsure_votes = False
+        """Whether the answers of some paths could not be compared in time by what they do."""
         self.repeated = 0
         """Number of nodes that repeat another."""
         self.given_back = 0
@@ -98,6 +101,8 @@ class SearchTree:
         """Whether an answer is read from the solutions alone, as JSON is, which may spell any mark of a thought."""
         self.scores_solutions = False
         """Whether the reward model reads the solutions alone, without the thinking before them."""
+        self.unfinished_tokens = 0
+        """Least number of tokens of the pending branches, as far as the generator has said so."""
         self.newly_pruned: list[Node] = []
         """Nodes that were pruned since the search took this list, which empties it."""
         self.replays: frozenset[NodeId] | None = None
@@ -204,8 +209,8 @@ class SearchTree:
 
     @property
     def degraded(self) -> bool:
-        """Whether it has neutral rewards, or steps for which the step hook failed."""
-        return self.neutral > 0 or self.hook_failures > 0
+        """Whether it has neutral rewards, steps for which the step hook failed, or votes that are unsure."""
+        return self.neutral > 0 or self.hook_failures > 0 or self.unsure_votes
 
     @property
     def beginning(self) -> str:
@@ -372,8 +377,13 @@ class SearchTree:
         """Prunes a node and all nodes below it, in flight or not. Ended nodes keep their status."""
         for member in self._subtree(node):
             if member.status not in ENDED:
-                self._set_status(member, NodeStatus.PRUNED)
-                self.newly_pruned.append(member)
+                self._give_up(member, NodeStatus.PRUNED)
+
+    def end_wandering(self, node: Node) -> None:
+        """Ends the path to an open node, below which nothing was requested."""
+        if node.status is not NodeStatus.OPEN or node.asked_below:
+            raise TreeError(f"node {node.id} is {node.status}: its path cannot end as wandering")
+        self._give_up(node, NodeStatus.WANDERING)
 
     def fail(self, node: Node) -> None:
         """Marks a node in flight as failed; any other node stays as it is."""
@@ -404,8 +414,8 @@ class SearchTree:
         self.strategy_cache.clear()
 
     def reopen(self, node: Node) -> None:
-        """Opens a pruned node that has a reward."""
-        if node.status is not NodeStatus.PRUNED or node.reward is None:
+        """Opens a node that was given up and has a reward."""
+        if node.status not in GIVEN_UP or node.reward is None:
             raise TreeError(f"node {node.id} is {node.status}: it cannot be reopened")
         self._set_status(node, NodeStatus.OPEN)
 
@@ -635,6 +645,10 @@ class SearchTree:
             self._live.pop(node, None)
         node.status = status
 
+    def _give_up(self, node: Node, status: NodeStatus) -> None:
+        self._set_status(node, status)
+        self.newly_pruned.append(node)
+
     def _subtree(self, node: Node) -> Iterator[Node]:
         stack = [node]
         while stack:
@@ -654,5 +668,5 @@ def _sibling_key(node: Node) -> SiblingKey:
 def _has_arrived(node: Node) -> bool:
     """Whether a node that represents a text is complete, or was complete before it was pruned."""
     return node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL) or (
-        node.status is NodeStatus.PRUNED and node.reward is not None
+        node.status in GIVEN_UP and node.reward is not None
     )

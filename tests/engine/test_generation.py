@@ -123,6 +123,23 @@ async def test_each_branch_arrives_once_with_how_its_step_ended(generation: Gene
     assert len({child.steps for child in short}) == 1
 
 
+async def test_a_call_says_how_many_tokens_its_unfinished_branches_have_at_least(generation: GenerationEngine) -> None:
+    request = rambling(prompt(generation))
+    (expansion,) = request.expansions
+    branches = tuple(branch._replace(max_tokens=20 + 40 * branch.index) for branch in expansion.branches[:8])
+    request = request._replace(expansions=(expansion._replace(branches=branches),), counts_unfinished=True)
+    least, before_last = 0, 0
+    async for group in generation.expand(request):
+        for child in group.children:
+            assert sum(len(step.token_ids) for step in child.steps) >= least
+            before_last = least
+        least = max(least, group.unfinished_tokens)
+    assert before_last > 20, "after the first one, the others had more tokens"
+    assert {
+        group.unfinished_tokens async for group in generation.expand(request._replace(counts_unfinished=False))
+    } == {0}
+
+
 async def test_a_whole_solution_equals_its_steps_one_by_one(generation: GenerationEngine) -> None:
     prefix = prompt(generation)
     limit = 300

@@ -59,7 +59,16 @@ class Outcome(NamedTuple):
 class Load:
     """Continuous searches, and their outcomes so far."""
 
-    def __init__(self, application: Application, problems: Sequence[Problem], seed: int, **fields: Any) -> None:
+    def __init__(
+        self,
+        application: Application,
+        problems: Sequence[Problem],
+        seed: int,
+        searches: Sequence[Json] = (),
+        **fields: Any,
+    ) -> None:
+        """``searches``: those of the problems, in turn; the usual beam search if empty."""
+        self._searches = searches
         self._application = application
         self._problems = problems
         self._seed = seed
@@ -76,6 +85,8 @@ class Load:
     def once(self, client: httpx.Client, index: int) -> Outcome:
         """Searches one of the problems, always under the same seed."""
         body = request(self._problems[index], self._seed + index, **self._fields)
+        if self._searches:
+            body["search"] = self._searches[index % len(self._searches)]
         started = time.monotonic()
         try:
             reply = client.post("/v1/search", json=body)

@@ -1,11 +1,13 @@
 """Poison of the tests' own: characters that end the engine of the prompt in which they are.
 
 Engines have it with `ENGINE_ARGS`. Create a `Poison` before Ray starts, whose processes inherit its environment
-variable; without one nothing is poisonous.
+variable. Nothing is poisonous before a test arms it: other tests send the same characters.
 """
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,24 @@ class Poison:
         self._file.touch()
         os.environ[VARIABLE] = str(self._file)
 
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Context in which the characters are poisonous."""
+        armed = _armed(self._file)
+        armed.touch()
+        try:
+            yield
+        finally:
+            armed.unlink()
+
     @property
     def ended(self) -> Counter[str]:
         """Number of engines that each character has ended."""
         return Counter(self._file.read_text().split())
+
+
+def _armed(ended: str | Path) -> Path:
+    return Path(ended).with_suffix(".armed")
 
 
 def poisoned_scheduler(vllm_config: Any, **arguments: Any) -> Any:
@@ -54,7 +70,7 @@ def poisoned_scheduler(vllm_config: Any, **arguments: Any) -> Any:
     class Poisoned(base):  # type: ignore[misc]
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
             scheduled = super().schedule(*args, **kwargs)
-            for request_id in scheduled.num_scheduled_tokens if file else ():
+            for request_id in scheduled.num_scheduled_tokens if file and _armed(file).exists() else ():
                 tokens = list(self.requests[request_id].all_token_ids)
                 for place, token in enumerate(tokens):
                     if token in ids and len(tokens) - place > deadly[ids[token]]:

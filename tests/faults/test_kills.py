@@ -12,11 +12,12 @@ from ray import serve
 
 from tests.faults.load import Load, Outcome, failures, without_writing_ahead
 from tests.faults.processes import Replica, assert_none_unused, below, replicas, running, shared_memory
-from tests.serve.application import REPAIR_S, Application, kill, problems, until
+from tests.serve.application import BEAM, REPAIR_S, Application, kill, problems, until
 
 ENGINES = ("Generator", "ProcessRewardModel")
 CLIENTS = 16
 SEED = 7000
+VOTE = {"strategy": "self_consistency", "n": 16, "risk": 0.1, "rounds": [2, 2, 4]}
 
 
 class Kill(NamedTuple):
@@ -40,7 +41,7 @@ class Kill(NamedTuple):
 def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config) -> None:
     seconds, least = pytestconfig.getoption("--kill-seconds"), pytestconfig.getoption("--least-kills")
     before = shared_memory()
-    load = Load(whole, problems(24, seed=71), SEED)
+    load = Load(whole, problems(24, seed=71), SEED, [BEAM, VOTE])
     with without_writing_ahead(whole):
         undisturbed = {index: load.once(whole.http, index) for index in range(24)}
     assert all(each.is_whole for each in undisturbed.values()), failures(

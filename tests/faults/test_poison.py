@@ -1,7 +1,7 @@
 """A request that ends its engine ends two of them, fails for good, and costs nobody else an answer."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -14,6 +14,12 @@ from tests.serve.application import REPAIR_S, Application, problems, request, un
 Json = dict[str, Any]
 CLIENTS = 3
 PROBLEM, *INNOCENT = problems(9, seed=58)
+
+
+@pytest.fixture(autouse=True)
+def armed(poison: Poison) -> Iterator[None]:
+    with poison.armed():
+        yield
 
 
 def chat(poison: str, **fields: Any) -> Json:

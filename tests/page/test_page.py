@@ -39,6 +39,10 @@ def test_the_tree_grows_before_the_answer_is_there(endpoint: str, visit: Visit) 
     assert votes.count() == len(reply["search"]["answers"])
     assert votes.first.locator("bdi").text_content() == answer
     assert page.locator(".result dd").first.text_content() == f"{reply['search']['generated_tokens']:,}"
+    block = reply["search"]
+    cost, sample = (page.locator(".result dd").nth(at).text_content() or "" for at in (4, 5))
+    assert cost.startswith(f"{block['written_tokens']:,} tokens written, ")
+    assert sample.startswith(f"{block['sample_tokens']:,.0f} tokens written, {block['prompt_tokens']:,} read, ")
 
 
 WIDTHS = "buttons => buttons.map(each => parseFloat(getComputedStyle(each, '::before').width) / each.clientWidth)"

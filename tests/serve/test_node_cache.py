@@ -301,6 +301,7 @@ async def operators_own() -> AsyncIterator[CacheSettings]:
         await server.wait()
 
 
+@pytest.mark.long
 async def test_an_operators_own_server_is_used_and_left_alone(handle: DeploymentHandle[Any]) -> None:
     before = caches()
     async with operators_own() as settings:

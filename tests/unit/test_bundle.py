@@ -161,6 +161,7 @@ def test_set_up_refuses_a_bundle_for_the_other_kind_of_hardware(kind: str, other
     assert not (tree / ".venv").exists()
 
 
+@pytest.mark.long
 def test_set_up_takes_packages_from_the_bundle_alone(tree: Path) -> None:
     """Also where pip is set up to find them elsewhere: the torch that it installs first is that of the bundle."""
     bundle = tree / "bundle-cpu"

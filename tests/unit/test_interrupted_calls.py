@@ -59,7 +59,7 @@ def test_interruptions_change_neither_the_tree_nor_its_cost(
     first, second = asyncio.run(search(0, 0)), asyncio.run(search(order, interruptions))
     assert tree_as_json(first.tree) == tree_as_json(second.tree)
     assert first.selection.node.id == second.selection.node.id
-    varying = {"seconds", "prm_calls", "waiting_branches"}
+    varying = {"seconds", "sample_seconds", "prm_calls", "waiting_branches"}
     assert first.cost.model_dump(exclude=varying) == second.cost.model_dump(exclude=varying)
 
 

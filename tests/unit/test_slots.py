@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from deployments.service.slots import NoSlot, Owner, Refused, Slots
+from deployments.service.slots import NoSlot, Owner, Refused, Slot, Slots
+from search.run.report import SearchCost
 
 pytestmark = pytest.mark.asyncio
 
@@ -207,3 +208,8 @@ async def test_resizing_admits_waiters_and_interrupts_nothing() -> None:
     release.set()
     await asyncio.gather(*tasks)
     assert slots.check_integrity() == []
+
+
+async def test_a_request_counts_what_was_written_for_it_whether_it_was_asked_for_or_not() -> None:
+    cost = SearchCost(generated_tokens=100, thinking_tokens=40, unused_tokens=30, hook_tokens=7)
+    assert Slot(Owner("a"), charged=5, searches=[cost, SearchCost(unused_tokens=2)]).tokens == 5 + 100 + 30 + 7 + 2

@@ -7,6 +7,7 @@ from pydantic import SerializeAsAny, ValidationError, WrapValidator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.engines.rewards.ensemble_head import EnsembleHeadSettings
+from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.generative_presets import GENERATIVE_PRESETS
@@ -20,7 +21,7 @@ from deployments.engines.rewards.text_heads import TEXT_HEADS
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
-RewardSettings: TypeAlias = RewardModelSettings | FunctionSettings | SeveralSettings
+RewardSettings: TypeAlias = RewardModelSettings | FunctionSettings | ExecutionSettings | SeveralSettings
 BUILT_IN: tuple[type[RewardSettings], ...] = (
     StepHeadSettings,
     *LABEL_PRESETS,
@@ -35,6 +36,7 @@ BUILT_IN: tuple[type[RewardSettings], ...] = (
     EurusRmSettings,
     *GENERATIVE_PRESETS,
     FunctionSettings,
+    ExecutionSettings,
     SeveralSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
@@ -62,6 +64,12 @@ def parse_prm(given: Any) -> RewardSettings:
     if not isinstance(name, str) or name not in FAMILIES:
         raise _refused(("family",), name, f"unknown family; available: {', '.join(FAMILIES)}")
     return FAMILIES[name].model_validate(given)
+
+
+def execution_of(settings: RewardSettings) -> ExecutionSettings | None:
+    """The settings of the verifier that runs programs, alone or one of several; None if there is none."""
+    members = [member.prm for member in settings.of] if isinstance(settings, SeveralSettings) else [settings]
+    return next((each for each in members if isinstance(each, ExecutionSettings)), None)
 
 
 def _refused(path: tuple[str, ...], given: Any, message: str) -> ValidationError:

@@ -1,14 +1,18 @@
-"""Family ``function``: rewards from a Python function, for tasks with their own checker. No engine."""
+"""Family ``function``: rewards from a Python function, for tasks with their own checker. No engine.
+
+`CallScorer` is what it shares with the other family without an engine, `deployments.engines.rewards.execution`.
+"""
 
 import asyncio
 import inspect
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -28,7 +32,6 @@ logger = logging.getLogger("banyan.rewards")
 
 RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
 """Takes a question and the texts of a path's steps; returns the last step's reward in [0, 1]."""
-CANARY = ("canary", ("canary",))
 
 
 class FunctionSettings(Settings):
@@ -49,29 +52,31 @@ class FunctionSettings(Settings):
         return {}
 
 
-class FunctionScorer:
-    """Takes the place of a `ScoringEngine`: the same methods, with one call of the function for each step.
+class CallScorer(ABC):
+    """Takes the place of a `ScoringEngine`: the same methods, without an engine. What it calls instead has slots."""
 
-    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: a call whose caller
-    has given up occupies its slot until it returns. When such calls occupy all slots, the scorer counts as dead.
-    """
+    canary_request: ClassVar[ScoreRequest] = ScoreRequest("canary", "canary", (ScoreItem(("canary",)),), 20.0)
+    """What a health check asks."""
 
-    def __init__(self, settings: FunctionSettings) -> None:
-        self._name = settings.function
-        self._reward: RewardFunction | None = None
-        self._slots = settings.max_num_seqs
-        self._limit = asyncio.Semaphore(self._slots)
-        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
-        self._running = self._called = self._abandoned = 0
+    def __init__(self, name: str, slots: int) -> None:
+        """``name``: of what is called, in messages. ``slots``: calls at one time."""
+        self._name = name
+        self._slots = slots
+        self._limit = asyncio.Semaphore(slots)
+        self._running = self._called = 0
         self._open = _OpenCalls()
 
+    @abstractmethod
     async def start(self, stat_loggers: Sequence[object] = ()) -> None:
-        """Imports the function. Raises EngineStartError when there is none. ``stat_loggers`` get nothing: there is no
-        engine."""
-        try:
-            self._reward = imported_function(self._name)
-        except ValueError as error:
-            raise EngineStartError(f"prm.function {error}") from error
+        """Raises EngineStartError when nothing can be called. ``stat_loggers`` get nothing: there is no engine."""
+
+    @abstractmethod
+    async def rows(self, request: ScoreRequest) -> list[list[float]]:
+        """The rewards, not validated. May raise anything, in an exception group."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Leaves nothing running."""
 
     async def score(self, request: ScoreRequest, alone: bool = False, canary: bool = False) -> RewardRows:
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
@@ -87,12 +92,8 @@ class FunctionScorer:
             async with (
                 asyncio.timeout(request.deadline_s),
                 self._open.call(_OpenCall(request.search_id, alone, canary)),
-                asyncio.TaskGroup() as group,
             ):
-                tasks = [
-                    [group.create_task(self._call(request.question, item.steps, end)) for end in _ends(item)]
-                    for item in request.items
-                ]
+                rewards = await self.rows(request)
         except TimeoutError as error:
             raise ScorerError(f"{self._name} did not return within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
@@ -101,18 +102,16 @@ class FunctionScorer:
             # error is sent to other processes.
             logger.warning("%s failed", self._name, exc_info=failure)
             raise ScorerError(f"{self._name} failed: {type(failure).__name__}") from failure
-        rewards = [[task.result() for task in row] for row in tasks]
         return check_rewards(rewards, [item.unscored for item in request.items], self._name)
 
     async def canary(self, deadline_s: float = 20.0) -> float:
-        """Calls the function once and returns the seconds it took. Raises ScorerError like ``score``."""
+        """Makes one call and returns the seconds it took. Raises ScorerError like ``score``."""
         started = time.monotonic()
-        question, steps = CANARY
-        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s), canary=True)
+        await self.score(self.canary_request._replace(deadline_s=deadline_s), canary=True)
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
-        """Number of calls of the function: running, waiting (none: they wait with their search), and all so far."""
+        """Number of calls: running, waiting (none: they wait with their search), and all so far."""
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
     @property
@@ -127,18 +126,16 @@ class FunctionScorer:
 
     @property
     def at_engine(self) -> frozenset[str]:
-        """Searches whose calls of the function have not returned."""
+        """Searches whose calls have not returned."""
         return self._open.searches
 
     @property
     def silent_s(self) -> float:
-        """Always 0: how long a call takes is up to the function."""
+        """Always 0: how long a call takes is up to what is called."""
         return 0.0
 
-    def check_alive(self) -> None:
-        """Raises ScorerError when every slot is occupied by a call whose caller has given up."""
-        if self._abandoned >= self._slots:
-            raise ScorerError(f"{self._abandoned} calls of {self._name} have not returned")
+    def check_alive(self) -> None:  # noqa: B027  # nothing of it can be dead
+        """Raises ScorerError when no call will return any more."""
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         """Leak check of an idle scorer: reports open calls; empty when all is well."""
@@ -146,13 +143,47 @@ class FunctionScorer:
 
     @property
     def notes(self) -> list[str]:
-        """Empty: a function is not tried at the start."""
+        """Empty: nothing is tried at the start."""
         return []
 
     @property
     def model_runners(self) -> dict[str, str]:
-        """Empty: a function has no engine."""
+        """Empty: there is no engine."""
         return {}
+
+
+class FunctionScorer(CallScorer):
+    """Calls the function once for each step.
+
+    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: a call whose caller
+    has given up occupies its slot until it returns. When such calls occupy all slots, the scorer counts as dead.
+    """
+
+    def __init__(self, settings: FunctionSettings) -> None:
+        super().__init__(settings.function, settings.max_num_seqs)
+        self._reward: RewardFunction | None = None
+        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
+        self._abandoned = 0
+
+    async def start(self, stat_loggers: Sequence[object] = ()) -> None:
+        """Imports the function. Raises EngineStartError when there is none."""
+        try:
+            self._reward = imported_function(self._name)
+        except ValueError as error:
+            raise EngineStartError(f"prm.function {error}") from error
+
+    async def rows(self, request: ScoreRequest) -> list[list[float]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                [group.create_task(self._call(request.question, item.steps, end)) for end in step_ends(item)]
+                for item in request.items
+            ]
+        return [[task.result() for task in row] for row in tasks]
+
+    def check_alive(self) -> None:
+        """Raises ScorerError when every slot is occupied by a call whose caller has given up."""
+        if self._abandoned >= self._slots:
+            raise ScorerError(f"{self._abandoned} calls of {self._name} have not returned")
 
     def shutdown(self) -> None:
         self._reward = None
@@ -249,7 +280,7 @@ class _OpenCalls:
         return call.canary or not self._alone
 
 
-def _ends(item: ScoreItem) -> range:
+def step_ends(item: ScoreItem) -> range:
     """The numbers of the unscored steps, from 1."""
     if not 1 <= item.unscored <= len(item.steps):
         raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")

@@ -10,8 +10,9 @@ from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, mode
 
 from deployments.engines.histograms import Histogram, HistogramSum
 from deployments.engines.rewards.card_file import CardSetting
+from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from deployments.engines.rewards.family import RewardModelSettings
-from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.engines.rewards.function import CallScorer, FunctionScorer, FunctionSettings
 from deployments.engines.rewards.generative import VerifierSettings
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
@@ -22,11 +23,13 @@ from search.tools.quick_import import quick_import
 if TYPE_CHECKING:
     from deployments.engines.scoring import ScoringEngine
 
-Scorer: TypeAlias = "ScoringEngine | FunctionScorer | SeveralScorer"
+Scorer: TypeAlias = "ScoringEngine | CallScorer | SeveralScorer"
+Single: TypeAlias = RewardModelSettings | FunctionSettings | ExecutionSettings
+"""Settings of one reward model, or of what stands in for one."""
 COMBINE: dict[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "min": min}
 
 
-def _single(given: Any) -> RewardModelSettings | FunctionSettings:
+def _single(given: Any) -> Single:
     from deployments.engines.rewards import parse_prm  # the list of families has this one in it
 
     prm = parse_prm(given)
@@ -41,9 +44,9 @@ class Member(Settings):
     """One of several reward models, and the calibration of its rewards (Platt, 1999): a reward r becomes the sigmoid of
     scale times the logit of r, plus offset."""
 
-    prm: Annotated[
-        SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: _single(given))
-    ] = Field(description="A reward model, with the settings of `prm`. Of its `replicas` only num_gpus is read.")
+    prm: Annotated[SerializeAsAny[Single], WrapValidator(lambda given, _: _single(given))] = Field(
+        description="A reward model, with the settings of `prm`. Of its `replicas` only num_gpus is read."
+    )
     scale: float = Field(
         1.0, gt=0, le=100, description="Scale of this model's rewards around 0.5; below 1 draws them towards 0.5."
     )
@@ -131,14 +134,20 @@ class SeveralScorer:
         Raises:
             ScorerError: one of the scorers failed; the calls of the others end.
         """
+        readers = [pair for pair in zip(self._members, self._scorers, strict=True) if _reads(pair[1], request)]
+        readers = readers or [*zip(self._members, self._scorers, strict=True)]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(scorer.score(request, alone)) for scorer in self._scorers]
+                tasks = [group.create_task(scorer.score(request, alone)) for _, scorer in readers]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         found = [task.result() for task in tasks]
-        rows = RewardRows([self._combined(step) for step in zip(*row, strict=True)] for row in zip(*found, strict=True))
+        members = [member for member, _ in readers]
+        rows = RewardRows(
+            [self._combined(members, step) for step in zip(*row, strict=True)] for row in zip(*found, strict=True)
+        )
         rows.cost = ScoringCost.total(each.cost for each in found)
+        rows.unsure = frozenset().union(*(each.unsure for each in found))
         return rows
 
     async def canary(self, deadline_s: float = 20.0) -> float:
@@ -201,9 +210,14 @@ class SeveralScorer:
         for scorer in self._scorers:
             scorer.shutdown()
 
-    def _combined(self, rewards: Sequence[float]) -> float:
-        pairs = zip(self._members, rewards, strict=True)
+    def _combined(self, members: Sequence[Member], rewards: Sequence[float]) -> float:
+        pairs = zip(members, rewards, strict=True)
         return self._combine([member.calibrated(reward) for member, reward in pairs])
+
+
+def _reads(scorer: Scorer, request: ScoreRequest) -> bool:
+    """Whether a scorer can say anything about the paths: a verifier of programs has nothing to run without checks."""
+    return request.checks is not None or not isinstance(scorer, ExecutionScorer)
 
 
 def _is_dead(scorer: Scorer) -> bool:
@@ -214,10 +228,12 @@ def _is_dead(scorer: Scorer) -> bool:
     return False
 
 
-def scorer_of(settings: RewardModelSettings | FunctionSettings | SeveralSettings) -> Scorer:
+def scorer_of(settings: "Single | SeveralSettings") -> Scorer:
     """The scorer for these settings, not started."""
     if isinstance(settings, FunctionSettings):
         return FunctionScorer(settings)
+    if isinstance(settings, ExecutionSettings):
+        return ExecutionScorer(settings)
     if isinstance(settings, SeveralSettings):
         return SeveralScorer(settings)
     # Imported here: they import vLLM, which takes seconds that only replicas with a model should spend.

@@ -28,6 +28,7 @@ from deployments.http.replies import Head
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
+from search.answers.checks import Checks, checks_of
 from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.settings import SearchSettings, Thinking
@@ -101,6 +102,7 @@ class Jobs:
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
         """The reward model with the shortest context; None for a function."""
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
+        self._runs_programs = config.execution is not None
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
         self._resolver = resolver
@@ -169,6 +171,7 @@ class Jobs:
                 raise self._too_long(str(error), context) from None
             if tokens >= context:
                 raise self._too_long(f"{tokens} tokens", context)
+        checks = self._checks(request, settings, prm_question, limited=bool(json_schema or tools))
         own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
         return SearchJob(
             uuid.uuid4().hex,
@@ -183,7 +186,30 @@ class Jobs:
             open_thought=open_thought,
             side_call=side_call,
             calls=call_reader(request, prompt, now, self._calls, longest),
+            checks=checks,
         )
+
+    def _checks(self, request: ChatRequest, settings: SearchSettings, asked: str, limited: bool) -> Checks | None:
+        """Returns the checks of a program as answer; None if the answer is none.
+
+        ``limited``: whether a response format or tools say what the answer is. Raises BadRequest.
+        """
+        path, own = "search.checks", "checks" in (request.search or {}) and settings.checks is not None
+        if not self._runs_programs:
+            if own:
+                raise BadRequest(f"{path}: no program is run here (prm.family: execution)", path, "unsupported_value")
+            return None
+        if limited:
+            if own:
+                raise BadRequest(f"{path}: not together with tools or a response_format", path, "unsupported_value")
+            return None
+        most = self._live.now.limits.checks
+        if own and len(settings.checks or ()) > most:
+            raise BadRequest(
+                f"{path} may be at most {most} here, not {len(settings.checks or ())}", path, "above_limit"
+            )
+        checks = checks_of(asked, settings.given_checks)
+        return checks and checks._replace(checks=checks.checks[:most])
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
         """Returns the part of the reply that is known before the search begins.
@@ -312,9 +338,11 @@ class Jobs:
             fault = f"the PRM's context is {prm.max_model_len} tokens; a path of {characters} characters has more"
             raise BadRequest(fault, "steps", "context_length_exceeded")
         tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
-        item = ScoreItem(tuple(body.steps), len(body.steps))
+        item = ScoreItem(tuple(body.steps), len(body.steps), ended=True)
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
-        return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
+        checks = checks_of(body.question) if self._runs_programs else None
+        asked = ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane, checks)
+        return ScoreJob(asked, tokens)
 
     def _too_long(self, tokens: str, context: int) -> BadRequest:
         fault = f"the prompt has {tokens}, which leaves no room to answer"
@@ -327,9 +355,11 @@ class Jobs:
     def _limits(self, key: KeyRecord | None) -> LimitSettings:
         """Returns the caps on a request with this key."""
         limits = self._live.now.limits
-        if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
+        if key is None:
             return limits
-        return limits.model_copy(update={"tokens": key.limits.tokens})
+        own = {"tokens": key.limits.tokens, "nodes": key.limits.nodes}
+        lower = {name: value for name, value in own.items() if value is not None and value < getattr(limits, name)}
+        return limits.model_copy(update=lower)
 
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):

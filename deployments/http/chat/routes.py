@@ -57,7 +57,7 @@ async def search_job(request: Request, served: Endpoint) -> tuple[ChatRequest, S
 
     Raises:
         ApiError: the request is invalid; see `Jobs.search` and `Endpoint.check_schema`.
-        HarmfulRequest: it asks the same as a request that ended two engines.
+        HarmfulRequest, BudgetTooSmall: see `SearchService.check`.
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:

@@ -16,6 +16,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
+const bill = (written, read, seconds) => `${count(Math.round(written))} tokens written, ${count(read)} read, ${decimals(seconds, 1)}\u00a0s`;
 const withAdded = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
 
 export function element(tag, text, className) {
@@ -244,7 +245,7 @@ export class Pane {
       ["prefix from cache", `${percent(cached)} of ${count(block.prefix_tokens ?? 0)} tokens`],
       ["reward calls", `${count(block.prm_calls ?? 0)}, for ${count(block.scored_steps ?? 0)} steps`],
       ["nodes", `${count(block.nodes ?? 0)}, ${count(block.repeated_steps ?? 0)} of them repeated`],
-      ["time", `${decimals(block.seconds ?? 0, 1)} s`],
+      ...(block.sample_tokens ? [["in all", bill(block.written_tokens, block.read_tokens, block.seconds)], ["one sample", bill(block.sample_tokens, block.prompt_tokens, block.sample_seconds)]] : [["time", `${decimals(block.seconds ?? 0, 1)} s`]]),
     ]);
     const notes = [...(block.notes ?? [])];
     if (block.stop_reason && block.stop_reason !== "finished") notes.unshift(`cut short: ${block.stop_reason}`);

@@ -48,7 +48,7 @@ def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
             )
         sentences.append(
             f"{_count(cost.generated_tokens, 'token')} were generated, {cost.answer_tokens} of them on the answering "
-            f"path, in {cost.seconds:.1f} seconds."
+            f"path. In all: {cost.bill}."
         )
     return " ".join(sentences)
 

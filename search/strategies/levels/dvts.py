@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from search.caps import Width
+from search.strategies.base import refused
 from search.strategies.levels.level_search import LevelSearch, divides_n
 from search.strategies.path_score import best_first
 from search.tree import COMPLETE, Node, NodeStatus, SearchTree
@@ -28,6 +29,19 @@ class DVTS(LevelSearch):
     m: Width = Field(4, validate_default=True, description="Children per step of each subtree.")
 
     _divides_n = field_validator("m")(divides_n)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_no_risk(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "risk" in given:
+            raise refused(
+                cls.__name__,
+                "risk",
+                given,
+                "takes whole solutions (self_consistency, best_of_n): subtrees grow side by side, level by level, so "
+                "there is none that a decided vote could leave out",
+            )
+        return given
 
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:

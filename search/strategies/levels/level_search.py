@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, ExpectedChildren, Strategy
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import GIVEN_UP, Node, NodeStatus, SearchTree
 
 MAX_LOOKAHEAD = 16
 ROUNDING = 1e-9
@@ -104,11 +104,11 @@ class LevelSearch(Strategy):
 
 
 def scored(tree: SearchTree, depth: int) -> list[Node]:
-    """The nodes of a level that were open when it was complete, also those pruned since; ordered by id."""
+    """The nodes of a level that were open when it was complete, also those given up since; ordered by id."""
     return [
         node
         for node in tree.level(depth)
-        if node.status is NodeStatus.OPEN or (node.status is NodeStatus.PRUNED and node.reward is not None)
+        if node.status is NodeStatus.OPEN or (node.status in GIVEN_UP and node.reward is not None)
     ]
 
 

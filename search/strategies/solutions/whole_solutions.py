@@ -1,6 +1,8 @@
 """Base of best-of-N and self-consistency: N whole solutions below the root."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Self
 
@@ -10,7 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from search.answers.voting import SelectionRule
 from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import StopCondition
-from search.strategies.base import Expansion, Strategy
+from search.strategies.base import Expansion, Strategy, refused
 from search.strategies.path_score import path_score
 from search.strategies.solutions.vote_posterior import Standing, is_decided
 from search.tree import Node, NodeStatus, SearchTree
@@ -32,7 +34,8 @@ class WholeSolutions(Strategy):
     """Writes ``n`` solutions independently of each other, or under ``risk`` fewer, in rounds.
 
     A round is requested when all solutions before it are complete and the vote over them is not decided. So neither the
-    clock nor the order of arrival decides which solutions vote.
+    clock nor the order of arrival decides which solutions vote. Under ``first_finish`` their numbers of tokens decide
+    (short-m@k: Hassid et al. 2025, arXiv 2505.17813); only how much is written of the others depends on the clock.
     """
 
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
@@ -51,6 +54,12 @@ class WholeSolutions(Strategy):
         "in the first, and each doubles their number, up to a twelfth of `n`.",
     )
 
+    first_finish: Annotated[Uncapped, Field(ge=1, le=MAX_SAMPLES)] | None = Field(
+        None,
+        description="Number of solutions that vote: the shortest of the `n`, and all that are as short as the last of "
+        "them. The others end once they are longer. Unset: all `n` vote.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _names_former(cls, given: Any) -> Any:
@@ -66,9 +75,13 @@ class WholeSolutions(Strategy):
     @model_validator(mode="after")
     def _risk_fits(self) -> Self:
         if self.rounds is not None and self.risk is None:
-            raise _fault(self, "rounds", "needs `risk`: without it all `n` solutions are written at once")
+            raise refused(self.name, "rounds", None, "needs `risk`: without it all `n` solutions are written at once")
         if self.risk is not None and self.selection is SelectionRule.NAIVE:
-            raise _fault(self, "risk", "needs a vote: `selection` may be weighted or majority, not naive")
+            raise refused(self.name, "risk", None, "needs a vote: `selection` may be weighted or majority, not naive")
+        if self.first_finish is not None and self.risk is not None:
+            raise refused(self.name, "first_finish", None, "takes no `risk`: its solutions are all begun at once")
+        if self.first_finish is not None and self.first_finish > self.n:
+            raise refused(self.name, "first_finish", None, f"there are only {self.n} solutions (`n`)")
         return self
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
@@ -86,9 +99,51 @@ class WholeSolutions(Strategy):
             for node in arrived:  # As they come: those of a whole round would hold up the event loop.
                 if node.status is NodeStatus.TERMINAL:
                     tree.answer_of(node)
+        if tree.in_flight and self._is_over(tree):
+            for node in tree.live:
+                tree.prune(node)
+
+    @property
+    def counts_unfinished(self) -> bool:
+        return self.first_finish is not None
+
+    def candidates(self, tree: SearchTree) -> list[Node]:
+        """Under `first_finish` its voters, the shortest first: it wins a tie."""
+        voters = self._voters(tree)
+        return sorted(voters, key=lambda node: (node.path_tokens, node.id)) if voters else super().candidates(tree)
+
+    def votes(self, tree: SearchTree, node: Node) -> Fraction:
+        """Under `first_finish` the number of its solutions that vote: of the others, some were never written."""
+        return Fraction(voters[node]) if (voters := self._voters(tree)) else super().votes(tree, node)
 
     def later_samples(self, tree: SearchTree) -> int | None:
         return None if self.risk is None else self.n - tree.root.asked
+
+    def _voters(self, tree: SearchTree) -> Counter[Node]:
+        """Under `first_finish` the number of solutions that vote, by the last node of each text; empty until enough are
+        finished."""
+        if self.first_finish is None:
+            return Counter()
+        state = len(tree), tree.in_flight
+        known: tuple[Any, Counter[Node]] = tree.strategy_cache.get(WholeSolutions, (None, Counter()))
+        if known[0] != state:
+            ends = [(_last(sample), _end(sample)) for sample in tree.root.children.values()]
+            finished = [(last.path_tokens, end) for last, end in ends if tree.is_finished(end)]
+            lengths = sorted(tokens for tokens, _ in finished)
+            longest = lengths[self.first_finish - 1] if len(lengths) >= self.first_finish else 0
+            known = state, Counter(end for tokens, end in finished if tokens <= longest)
+            tree.strategy_cache[WholeSolutions] = known
+        return known[1]
+
+    def _is_over(self, tree: SearchTree) -> bool:
+        """Whether every solution in flight is longer than all that vote under `first_finish`."""
+        if not (voters := self._voters(tree)):
+            return False
+        longest = max(_last(sample).path_tokens for sample in tree.root.children.values() if _end(sample) in voters)
+        return all(
+            (tree.unfinished_tokens if node.status is NodeStatus.PENDING else _last(node).path_tokens) > longest
+            for node in tree.live
+        )
 
     @property
     def _round_ends(self) -> list[int]:
@@ -124,14 +179,13 @@ class WholeSolutions(Strategy):
         return is_decided([*standings.values()], unread, self.n - tree.root.asked, self.risk, weighted)
 
 
-def _end(sample: Node) -> Node:
-    """The last node of a solution, or of the one that it repeats."""
+def _last(sample: Node) -> Node:
+    """The last node of a solution."""
     while sample.children:
         [sample] = sample.children.values()
-    return sample.first
+    return sample
 
 
-def _fault(strategy: Strategy, name: str, message: str) -> ValidationError:
-    fault = PydanticCustomError("value_error", "{message}", {"message": message})
-    given = InitErrorDetails(type=fault, loc=(name,), input=getattr(strategy, name))
-    return ValidationError.from_exception_data(type(strategy).__name__, [given])
+def _end(sample: Node) -> Node:
+    """The last node of a solution, or of the one that it repeats."""
+    return _last(sample).first

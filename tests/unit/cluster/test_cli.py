@@ -68,12 +68,15 @@ class TestProblems:
 
 class TestSolve:
     def test_prints_each_scored_step_and_the_answer_as_plain_lines(self, endpoint: Endpoint) -> None:
+        endpoint.block = {"written_tokens": 40, "read_tokens": 28, "seconds": 0.2}
+        endpoint.block |= {"sample_tokens": 10.4, "prompt_tokens": 20, "sample_seconds": 0.1}
         result = banyan("solve", "1 + 1?", "--url", endpoint.url, "--n", "4", "--seed", "9")
         assert result.exit_code == 0
         assert "0            0.95  1 + 1 = 2\n" in result.stdout
         assert "0.0          0.97  \\boxed{2}  (end)\n" in result.stdout
         assert "answer     2\n" in result.stdout
         assert "30 generated, 12 read from cache" in result.stdout
+        assert "40 tokens written and 28 read in 0.2 s; one sample: 10 and 20 in 0.1 s" in result.stdout
         assert endpoint.requests[0]["search"] == {"strategy": "beam_search", "n": 4}
         assert endpoint.requests[0]["seed"] == 9
 

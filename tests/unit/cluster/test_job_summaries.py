@@ -24,7 +24,7 @@ from cluster.cli.progress import Pace, line_progress
 from cluster.evaluation.training_file import TrainingLine
 from cluster.jobs.outputs import read_lines
 from cluster.jobs.samples import Sample, pass_at, path_answers, powers_of_two, shuffled, vote
-from cluster.jobs.summary import Latencies, Summary
+from cluster.jobs.summary import Latencies, Summary, summary_lines
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.settings import parse_search
@@ -116,6 +116,21 @@ class TestSummary:
             summary.add_error({"kind": "failed", "problem_id": "x", "level": str(level)})
         assert len(summary.levels) == 101
         assert sum(share.of for share in summary.levels.values()) == 1_000
+
+    def test_a_batch_of_requests_has_the_mean_bill_of_its_searches(self) -> None:
+        summary = Summary(3)
+        block = {"strategy": "beam_search", "seed": 7, "written_tokens": 1000, "read_tokens": 200, "seconds": 1.0}
+        block |= {"sample_tokens": 60.0, "prompt_tokens": 80, "sample_seconds": 0.25}
+        usage = {"prompt_tokens": 80, "completion_tokens": 900}
+        for change in ({}, {"written_tokens": 3000, "seconds": 2.0}, {"cached": True}):
+            summary.add({"seconds": 2.0, "response": {"body": {"usage": usage, "search": block | change}}})
+        told = [*summary_lines(summary, 5.0)]
+        assert told[-1] == (
+            "mean of a search: 2,000 tokens written and 200 read in 1.5 s; one sample: 60 and 80 in 0.2 s"
+        ), "the answer from the cache cost nothing"
+        cost = summary.as_json(5.0, {})["cost"]
+        assert (cost["written_tokens"], cost["sample_tokens"]) == (2000, 60)
+        assert "seed" not in cost
 
     def test_progress_shows_the_pace_and_the_remaining_time(self) -> None:
         now = 0.0

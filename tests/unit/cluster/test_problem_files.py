@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.evaluation.problem_files import MAX_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
+from cluster.evaluation.problem_files import MAX_LINE_BYTES, EvalProblem, OnBadLine, ProblemFileError, read_problems
 from cluster.jobs.formats import InputKind
 from cluster.jobs.inputs import look_at
 from cluster.jobs.validation import checking
@@ -76,7 +76,7 @@ def test_an_invalid_line_is_reported_and_refused_or_skipped(tmp_path: Path, line
 def test_fields_of_math_500_are_read_and_numbers_become_text(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", b"\xef\xbb\xbf" + GOOD, b'{"problem": "half?", "answer": 0.5, "subject": "x"}')
     first, second = read_problems(path).problems
-    assert first == ("a/1", "1 + 1?", "2", 1)
+    assert first == EvalProblem("a/1", "1 + 1?", "2", 1)
     assert (second.answer, second.level) == ("0.5", None)
 
 

@@ -30,6 +30,7 @@ from deployments.http.in_cluster.in_process import InProcessEndpoint
 from deployments.http.store_access import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
+from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
@@ -271,21 +272,22 @@ class World:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
         context = controller.pop("max_model_len", 512)
         thinks = controller.pop("thinks", False)
-        prm = controller.pop("prm", {})
+        prm = {"prm": controller.pop("prm")} if "prm" in controller else {}
+        scorer = controller.pop("scorer", None)
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
                 "generator": {"served_name": "m", "max_model_len": context},
-                "prm": prm,
                 "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
                 | controller,
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, **http},
+                **prm,
             }
         )
         self.encoder = Letters()
         self.encoder.marks = object() if thinks else None
         self.generator = FakeGenerator()
-        self.scorer = FakeScorer()
+        self.scorer = scorer or FakeScorer()
         settings = self.config.controller
         self.environment = SearchEnvironment(
             self.generator,
@@ -299,7 +301,9 @@ class World:
         )
         queue = settings.queue
         slots = Slots(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
-        self.service = SearchService(self.environment, slots, settings.limits.seconds)
+        verifier = self.config.execution
+        self.code_answers = CodeAnswers(verifier.workers, verifier.limits) if verifier else None
+        self.service = SearchService(self.environment, slots, settings.limits.seconds, code_answers=self.code_answers)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         self.store = Store.of(settings.store)

@@ -3,6 +3,7 @@ nobody out."""
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -440,6 +441,52 @@ async def test_without_keys_all_clients_share_the_caches(make_world: MakeWorld) 
     async with world.client as client:
         assert (await client.post(CHAT, json=chat())).status_code == 200
     assert world.generator.salts == world.scorer.salts == {""}
+
+
+async def test_a_key_limits_the_nodes_of_one_request(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, nodes=5), key_record(YOURS)])
+    async with world.client as client:
+
+        async def ask(key: str, **fields: Any) -> Any:
+            return (await client.post(CHAT, json=chat(**fields), headers={"authorization": f"Bearer {key}"})).json()
+
+        refused = (await ask(MINE, search={"budget": {"nodes": 6}}))["error"]
+        assert (refused["code"], refused["param"]) == ("above_limit", "search.budget.nodes")
+        assert (await ask(MINE))["search"]["nodes"] <= 5 < (await ask(YOURS))["search"]["nodes"]
+
+
+async def test_critiques_of_a_search_count_for_the_minute(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=2000)])
+    world.scorer.cost = ScoringCost(generated_tokens=2000, critiques=2)
+    async with world.client as client:
+        headers = {"authorization": f"Bearer {MINE}"}
+        replies = [await client.post(CHAT, json=chat(), headers=headers) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert replies[0].json()["usage"]["total_tokens"] < 2000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_that_might_not_fit_into_total_tokens_is_refused(make_world: MakeWorld, stream: bool) -> None:
+    """Before a stream begins, and before the generator is asked; what the error names as fitting fits."""
+    world = make_world()
+    search: dict[str, Any] = {"strategy": "best_of_n", "n": 4, "budget": {"total_tokens": 100}}
+    asked = chat(stream=stream, max_tokens=30, search=search)
+    async with world.client as client:
+        reply = await client.post(CHAT, json=asked)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"], error["param"]) == (
+            400,
+            "budget_too_small",
+            "search.budget.total_tokens",
+        )
+        assert "4 branches of at most 30. What would fit: total_tokens of " in error["message"]
+        assert not world.generator.salts
+        fitting = re.findall(r"total_tokens of (\d+), or (\d)", error["message"])
+        [(total, branches)] = fitting
+        search["budget"]["total_tokens"] = int(total)
+        assert (await client.post(CHAT, json=asked)).status_code == 200
+        search |= {"budget": {"total_tokens": 100}, "n": int(branches)}
+        assert (await client.post(CHAT, json=asked)).status_code == 200
 
 
 async def test_a_key_limits_the_tokens_of_one_request(make_world: MakeWorld) -> None:

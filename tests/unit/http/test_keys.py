@@ -41,10 +41,10 @@ def test_key_records_do_not_depend_on_the_order_of_the_keys(tmp_path: Path) -> N
 
 def test_limits_follow_a_key_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text(f"{KEY}  places=8 tokens_per_minute=200000 tokens=5000  # alice\n{OTHER}\n")
+    file.write_text(f"{KEY}  places=8 tokens_per_minute=200000 tokens=5000 nodes=64  # alice\n{OTHER}\n")
     records = {record.digest: record.limits for record in read_records(file, {"BANYAN_API_KEYS": KEY})}
     assert records == {
-        key_record(KEY).digest: KeyLimits(places=8, tokens_per_minute=200_000, tokens=5000),
+        key_record(KEY).digest: KeyLimits(places=8, tokens_per_minute=200_000, tokens=5000, nodes=64),
         key_record(OTHER).digest: KeyLimits(),
     }
     for wrong in ("places=0", "places=many", "paces=3", "places", "secret", "places=1.5", "operator=1"):

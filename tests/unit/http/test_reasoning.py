@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from http_world import World, chat
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
@@ -340,6 +340,7 @@ class TestHistory:
             await self.told(world, **field)
         assert world.scorer.questions == {f"User: a\n\nAssistant: {CONTENT}\n\nUser: b"}
 
+    @settings(max_examples=30)
     @given(
         st.lists(
             st.tuples(

@@ -178,7 +178,8 @@ async def test_a_stream_has_the_role_every_scored_step_the_answer_and_the_end(wo
     answer, finish = middle[-2:]
     assert answer["choices"][0]["delta"]["content"] == plain["choices"][0]["message"]["content"]
     assert finish["choices"][0]["finish_reason"] == "stop"
-    same = {key: value for key, value in plain["search"].items() if key not in ("search_id", "seconds", "prm_calls")}
+    own = ("search_id", "seconds", "sample_seconds", "prm_calls")
+    same = {key: value for key, value in plain["search"].items() if key not in own}
     assert same.items() <= finish["search"].items()
 
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import multiprocessing
 import os
 import shutil
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,37 +197,42 @@ async def test_a_search_whose_client_hung_up_is_cancelled(kept: World, monkeypat
     kept.generator.gate.set()
 
 
+OTHER_CONTROLLER = """
+import sys, time
+from pathlib import Path
+from deployments.store import SearchRecord, Store, StoreSettings
+
+path, owner, record = sys.argv[1:]
+store = Store(Path(path), StoreSettings(path=Path(path)))
+writer = store.owned(owner).searches.begin(SearchRecord.model_validate_json(record))
+writer.append(['{"nodes":1,"tokens":7}'])
+print("begun", flush=True)
+time.sleep(120)
+"""
+
+
 async def test_a_search_that_died_with_its_controller_is_lost(kept: World, tmp_path: Path) -> None:
     finished = (await posted(kept)).json()
     owner = store_owner(key_record(KEY))
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    name = new_id("")
-    other = context.Process(target=_run, args=(tmp_path, owner, name, theirs))
-    other.start()
+    begun = record(new_id("")).model_dump_json()
+    arguments = (sys.executable, "-c", OTHER_CONTROLLER, str(tmp_path), owner, begun)
+    other = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
+    name = json.loads(begun)["id"]
     try:
-        assert await asyncio.to_thread(mine.poll, 60)
+        assert other.stdout is not None
+        assert await asyncio.wait_for(other.stdout.readline(), 60) == b"begun\n"
         assert (await stored_search(kept, name))["status"] == "running"
         following = asyncio.create_task(replayed(kept, name))
         await asyncio.sleep(0.3)
     finally:
-        assert other.pid is not None
-        os.kill(other.pid, signal.SIGKILL)
-        await asyncio.to_thread(other.join, 10)
+        other.kill()
+        await asyncio.wait_for(other.wait(), 10)
     event, last, _ = await following
     assert event == {"search_event": {"nodes": 1, "tokens": 7}}
     for shown in (last["search"], await stored_search(kept, name)):
         assert (shown["status"], shown["error"]["code"]) == ("failed", "search_lost")
         assert (shown["nodes"], shown["generated_tokens"]) == (1, 7)
     assert (await stored_search(kept, finished["id"]))["status"] == "finished"
-
-
-def _run(path: Path, owner: str, name: str, said: Any) -> None:
-    store = Store(path, StoreSettings(path=path))
-    writer = store.owned(owner).searches.begin(record(name))
-    writer.append(['{"nodes":1,"tokens":7}'])
-    said.send("begun")
-    time.sleep(120)
 
 
 def record(name: str) -> SearchRecord:

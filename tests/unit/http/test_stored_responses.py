@@ -446,6 +446,7 @@ class TestSummaries:
         assert detailed.startswith(concise)
         assert f"{len(others)} other answer" in detailed
         assert f"{block['generated_tokens']} tokens were generated" in detailed
+        assert f"; one sample: {block['sample_tokens']:,.0f} and {block['prompt_tokens']:,}" in detailed
 
     async def test_a_search_without_answer_is_told_too(self, kept: World) -> None:
         cut: Any = {**ASKED, "extra_body": {"seed": 1, "search": {"max_depth": 1}}}

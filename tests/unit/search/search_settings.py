@@ -17,15 +17,17 @@ SEARCHES = st.one_of(
         ),
     ),
     st.builds(
-        lambda kept, m, depth: {
+        lambda kept, m, depth, own: {
             "strategy": "beam_search",
             "n": kept * m,
             "m": m,
             "max_depth": depth,
+            **own,
         },
         st.integers(1, 4),
         st.integers(1, 3),
         st.integers(1, 8),
+        st.fixed_dictionaries({}, optional={"patience": st.sampled_from([1.0, 1.5])}),
     ),
     st.builds(
         lambda name, kept, m, depth, lookahead: {

@@ -37,6 +37,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("best_of_n", {"n": 12, "risk": 0.3}),
     ("ab_mcts", {"iterations": 25, "generation": "step"}),
     ("beam_search", {"n": 6, "m": 3, "lookahead": 2}),
+    ("beam_search", {"n": 12, "m": 3, "patience": 1.0}),
     ("mcts", {"iterations": 9, "value": "both", "prior": "logprob"}),
     ("dvts", {"n": 6, "m": 3, "budget": {"tokens": 120}}),
     ("beam_search", {"n": 8, "m": 2, "budget": {"nodes": 30}, "finish_to_eos": True, "max_depth": 4}),

@@ -162,7 +162,7 @@ def test_the_schema_names_every_setting_and_resolves() -> None:
     for alternative in schema["oneOf"]:
         strategy = STRATEGIES[alternative["title"]]
         shared = {"strategy", "budget", "seed", "max_step_tokens", "max_path_tokens", "stop", "logprobs", "kv_usage"}
-        shared |= {"max_thinking_tokens", "thinking"}
+        shared |= {"max_thinking_tokens", "thinking", "checks"}
         shared |= {"score_prefill"}
         assert set(alternative["properties"]) == (strategy.model_fields.keys() - {"name"}) | shared
     references = {text.split('"')[0] for text in json.dumps(schema).split('"#/$defs/')[1:]}

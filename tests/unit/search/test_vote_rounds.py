@@ -1,5 +1,6 @@
 """Votes in rounds: what is written, and when the search stops, follows from the solutions alone."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from search_fakes import Bench, FakeGenerator, search
 
+from search.errors import LimitReached
 from search.ports import AheadSamples, ChildGroup, ExpandRequest
-from search.run.report import RoundStarted, SearchOutcome
+from search.run.report import RoundStarted, SearchCost, SearchOutcome
 from search.settings import parse_search
 from search.snapshot import tree_as_json
 from search.strategies.solutions import whole_solutions
@@ -192,6 +194,23 @@ async def test_what_was_written_ahead_of_a_decided_vote_is_given_up_and_counted(
     assert outcome.cost.unused_tokens == 2 * 12
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "out of time"])
+async def test_what_was_written_ahead_is_given_up_however_the_search_ends_between_two_rounds(ends: str) -> None:
+    """While the reward model scores a round, the generator has no call that the end of the search could cancel."""
+    bench, cost = Bench(variety=1), SearchCost()
+    bench.generator, bench.scorer.stall = Ahead(variety=1), True
+    given = {"strategy": "best_of_n", "n": 16, "risk": 0.5, "max_path_tokens": 60}
+    given |= {"budget": {"seconds": 0.2}} if ends == "out of time" else {}
+    searching = asyncio.create_task(bench.search(given, cost=cost))
+    await bench.scorer.stalled.wait()
+    if ends == "cancelled":
+        searching.cancel()
+    with pytest.raises((asyncio.CancelledError, LimitReached)):
+        await searching
+    assert [len(request.expansions) for request in bench.generator.requests] == [1, 0]
+    assert cost.unused_tokens == 2 * 12
+
+
 async def test_after_the_last_round_nothing_is_left_to_give_up() -> None:
     requests, outcome = await ahead_of({"risk": 0.0, "rounds": [4]})
     assert [request.ahead for request in requests] == [AheadSamples(7, 4, 12, 60), AheadSamples(7, 16, 0, 60)]
@@ -219,6 +238,7 @@ async def test_no_more_solutions_are_written_ahead_than_the_budget_has_tokens_fo
         ({"risk": 0.1, "rounds": [True]}, ("rounds", 0), "integer"),
         ({"risk": 0.1, "rounds": [1] * 257}, ("rounds",), "256"),
         ({"strategy": "best_of_n", "risk": 0.1, "selection": "naive"}, ("risk",), "majority"),
+        ({"strategy": "dvts", "risk": 0.1}, ("risk",), "whole solutions"),
         ({"early_stop": True}, ("early_stop",), "risk"),
         ({"margin": 0.5}, ("margin",), "risk"),
         ({"strategy": "best_of_n", "margin_after": 4}, ("margin_after",), "risk"),

@@ -36,6 +36,14 @@ async def test_metrics_match_the_report_of_the_search() -> None:
     assert len(published.all(catalog.SCORE_SECONDS)) == outcome.cost.prm_calls
     assert len(published.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
     assert published.sum(catalog.SEARCH_ROUNDS, "beam_search") >= 2
+    cost = outcome.cost
+    for subject, read, written, seconds in (
+        ("search", cost.read_tokens, cost.written_tokens, cost.seconds),
+        ("sample", cost.prompt_tokens, cost.sample_tokens, cost.sample_seconds),
+    ):
+        assert published.sum(catalog.COST_TOKENS, "beam_search", subject, "read") == read > 0
+        assert published.sum(catalog.COST_TOKENS, "beam_search", subject, "written") == written > 0
+        assert published.sum(catalog.COST_SECONDS, "beam_search", subject) == seconds > 0
 
 
 async def test_a_call_is_timed_once_with_its_retries() -> None:
@@ -73,7 +81,9 @@ async def test_a_search_that_fails_is_counted_by_its_error() -> None:
     world.generator.fail_after = 0
     with pytest.raises(GeneratorError):
         await world.search()
-    assert world.publish().sum(catalog.SEARCHES, "beam_search", "GeneratorError", "false") == 1
+    published = world.publish()
+    assert published.sum(catalog.SEARCHES, "beam_search", "GeneratorError", "false") == 1
+    assert "banyan_search_cost_tokens_total" not in published.names
 
 
 async def test_a_reached_limit_is_counted_by_its_name() -> None:

@@ -1,0 +1,217 @@
+"""Checks of programs: what a program must do, as its question or the request says.
+
+A check is a line of Python's prompt with what it shows, as in ``doctest``, or statements that must not fail, such as an
+assertion. This module reads them and judges outcomes; it runs nothing.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, DocTestParser, OutputChecker
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+from search.answers.code_answer import code_answer
+
+MAX_CHECKS = 256
+MAX_CHECK_CHARS = 8192
+"""Longest check: source and output together."""
+MAX_CHECKS_CHARS = 65_536
+"""Most characters of all checks of a request."""
+MAX_EXAMPLES_CHARS = 16_384
+"""Length up to which a question is searched for examples."""
+_PARAGRAPHS = re.compile(r"\n[ \t]*\n")
+_OPENING = re.compile(r"(?:\"\"\"|''')[ \t]*(?=>>>)")
+_QUOTES = re.compile(r"(?:\"\"\"|''')[ \t]*$|^[ \t]{0,12}(?:`{3}|~{3}).*$", re.MULTILINE)
+_CALL = re.compile(r"(?<![\w.])[A-Za-z_]\w{0,127}\(")
+_SHOWS = re.compile(r"==?>|[-=]=?>|==?|[➞→⟹]|#? ?\b(?:should )?returns?\b|\bgives\b", re.IGNORECASE)
+_LITERAL = re.compile(r"[-+.\d'\"\[({]|[bBrRuU]{1,2}['\"]|(?:True|False|None)\b")
+"""Beginning of a literal: to parse every text would take long."""
+_MAX_LINE_CHARS = 512
+_MAX_SIGNS = 4
+"""Signs in a line that are tried, from the first."""
+_SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_TRACEBACK = "Traceback (most recent call last):"
+
+
+class Check(NamedTuple):
+    """Something that a program must do."""
+
+    source: str
+    """Python that runs after the program and the checks before this one."""
+    output: str | None = None
+    """What Python's prompt shows for it; None: anything, as long as it does not fail."""
+
+
+class Outcome(NamedTuple):
+    """What a check did."""
+
+    output: str = ""
+    """What Python's prompt showed."""
+    error: str = ""
+    """The last line of the error; empty without one."""
+
+
+class Checks(NamedTuple):
+    """All checks of a question."""
+
+    setup: str = ""
+    """The program of the question, which runs before the candidate's: helpers, imports, and what is to be filled in. It
+    may fail."""
+    checks: tuple[Check, ...] = ()
+
+
+def parsed_check(source: str) -> ast.Module:
+    """The syntax tree of a check. Raises ValueError if it is no Python, or empty."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"not Python: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ValueError("not Python") from error
+    if not tree.body:
+        raise ValueError("there is no statement in it")
+    return tree
+
+
+@lru_cache(maxsize=1024)
+def shown(source: str) -> str:
+    """The source of a check, whose last expression prints itself as at Python's prompt."""
+    tree = parsed_check(source)
+    if not isinstance(last := tree.body[-1], ast.Expr):
+        return source
+    try:
+        before, value = ast.unparse(ast.Module(tree.body[:-1], [])), ast.unparse(last.value)
+    except RecursionError:
+        return source
+    return f"{before}\n_ = {value}\nif _ is not None:\n    print(repr(_))\n"
+
+
+def has_passed(check: Check, outcome: Outcome) -> bool:
+    """Whether a check did what it must. As in ``doctest`` an output may have ``...`` and other white space; of an
+    expected error only the kind counts. Literals are compared by value."""
+    wanted = check.output
+    if wanted is None or outcome.error:
+        expected = _expected_error(wanted) if wanted else ""
+        return (outcome.error.partition(":")[0] if expected else outcome.error) == expected
+    if OutputChecker().check_output(_line(wanted), _line(outcome.output), ELLIPSIS | NORMALIZE_WHITESPACE):
+        return True
+    try:
+        return bool(_value(wanted) == _value(outcome.output))
+    except ValueError:
+        return False
+
+
+def checks_of(question: str, given: tuple[Check, ...] | None = None) -> Checks | None:
+    """The checks of a question: the given ones, or else the examples in it. None if there are neither: then the
+    question asks for no program."""
+    if given is None:
+        given = tuple(examples_of(question)) or None
+    if given is None:
+        return None
+    short = question[:MAX_EXAMPLES_CHARS]
+    return Checks(code_answer(short) or short, given)
+
+
+def examples_of(question: str) -> list[Check]:
+    """The examples in a question, at most `MAX_CHECKS`: those at Python's prompt (``>>> f(1)`` and below it ``2``), and
+    calls of literals with the value that they return (``f(1) == 2``, ``f(1) -> 2``, ``f(1) returns 2``). Also
+    ``>>> f(1) == 2`` with nothing below it means that this is true."""
+    text = _QUOTES.sub("\n", _OPENING.sub("", question[:MAX_EXAMPLES_CHARS]))
+    found = (
+        check
+        for paragraph in _PARAGRAPHS.split(text)
+        for check in (_prompts(paragraph) if ">>>" in paragraph else _stated(paragraph))
+        if _is_python(check.source)
+    )
+    return [*islice(found, MAX_CHECKS)]
+
+
+def _prompts(paragraph: str) -> Iterator[Check]:
+    try:
+        examples = DocTestParser().get_examples(paragraph)
+    except ValueError:  # the indentation of its lines is inconsistent
+        return
+    for each in examples:
+        yield _as_meant(Check(each.source, each.want))
+
+
+def _as_meant(check: Check) -> Check:
+    """An example in the form ``>>> f(1) == 2``, for which nothing is shown, means that this is true."""
+    if check.output:
+        return check
+    try:
+        expression = ast.parse(check.source.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return check
+    return Check(f"assert ({check.source.strip()}\n)") if isinstance(expression, ast.Compare) else check
+
+
+def _stated(paragraph: str) -> Iterator[Check]:
+    for line in paragraph.splitlines():
+        begins = _CALL.search(line) if len(line) <= _MAX_LINE_CHARS else None
+        if begins is None:
+            continue
+        text = line[begins.start() :].replace("`", " ")
+        for shows in islice(_SHOWS.finditer(text), _MAX_SIGNS):
+            call = text[: shows.start()].rstrip(" \t#")
+            value = _stated_value(text[shows.end() :]) if call.endswith(")") else None
+            if value is not None and _is_call_of_literals(call):
+                yield Check(call, "" if value == "None" else value)
+                break
+
+
+def _stated_value(text: str) -> str | None:
+    """The literal with which a text begins, before a comment or the end of its sentence; None if there is none."""
+    for part in (text.partition(" #")[0], text, text.partition(". ")[0]):
+        written = part.strip().rstrip(".,;").strip()
+        written = _SPELLINGS.get(written.lower(), written)
+        if not _LITERAL.match(written):
+            continue
+        try:
+            _value(written)
+        except ValueError:
+            continue
+        return written
+    return None
+
+
+def _is_call_of_literals(text: str) -> bool:
+    try:
+        called = ast.parse(text, mode="eval").body
+        if not isinstance(called, ast.Call) or not isinstance(called.func, ast.Name):
+            return False
+        for value in (*called.args, *(keyword.value for keyword in called.keywords)):
+            ast.literal_eval(value)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _is_python(source: str) -> bool:
+    try:
+        parsed_check(source)
+    except ValueError:
+        return False
+    return True
+
+
+def _value(literal: str) -> Any:
+    """Raises ValueError if the text is no literal, or too long."""
+    if len(literal) > MAX_CHECK_CHARS:
+        raise ValueError("too long")
+    try:
+        return ast.literal_eval(literal.strip())
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("no literal") from error
+
+
+def _line(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _expected_error(wanted: str) -> str:
+    """The kind of the error that a check expects; empty if it expects none."""
+    lines = wanted.strip().splitlines()
+    return lines[-1].partition(":")[0].strip() if lines and lines[0].strip() == _TRACEBACK else ""
