@@ -23,12 +23,12 @@ import typer
 from rich.console import Console
 
 from benchmarks.published.engines import CONTEXT_TOKENS, MAX_SOLUTION_TOKENS, generator_settings, started_generator
-from benchmarks.published.intervals import Difference, paired_bootstrap
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import MAX_STEPS, SEED, NoScorer, in_parallel
 from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.code_test import CodeTest, code_test, grading_slots
 from cluster.evaluation.loop import problem_seed
+from cluster.evaluation.paired_bootstrap import Difference, paired_bootstrap
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from deployments.service.code_answers import CodeAnswers
 from search.answers.checks import Checks, checks_of

@@ -60,6 +60,10 @@ def reward_file(split: str, head: str) -> RowFile:
     return RowFile(ROWS / f"{split}_rewards_{head}.jsonl", ("problem", "n"))
 
 
+def confidence_file() -> RowFile:
+    return RowFile(ROWS / "test_confidence.jsonl", ("problem", "n"))
+
+
 def search_file(head: str) -> RowFile:
     return RowFile(ROWS / f"test_searches_{head}.jsonl", ("problem", "strategy", "n"))
 
@@ -143,6 +147,40 @@ def score(
 
 
 @app.command()
+def confidence(gsm8k: Gsm8k, minutes: Minutes = 60.0, model: str = GENERATOR, threads: Threads = 2) -> None:
+    """Reads the test problems' pools again for the generator's own confidence."""
+    from benchmarks.published.confidence import Reader, read_pool
+
+    ends_at = time.monotonic() + 60 * minutes
+    problems = chosen_problems(gsm8k, TEST, TEST_PROBLEMS)
+    read_pool(Reader(model, threads), problems, SOLUTIONS[TEST], pool_file(TEST), confidence_file(), ends_at)
+
+
+@app.command("logprobs")
+def logprobs_command(
+    gsm8k: Gsm8k,
+    model: str = GENERATOR,
+    requests: Requests = 16,
+    rounds: Annotated[int, typer.Option(min=2, help="Turns of each side.")] = 6,
+    threads: Threads = 2,
+    keep: Keep = False,
+) -> None:
+    """Measures what log-probabilities of the written tokens cost."""
+    from benchmarks.published.logprob_cost import logprob_cost
+
+    async def run() -> dict[str, Any]:
+        async with started_generator(generator_settings(model, requests, threads)) as (engine, _):
+            problems = chosen_problems(gsm8k, TRAIN, requests)
+            prompts = [engine.encode_chat([{"role": "user", "content": each.text}]) for each in problems]
+            return await logprob_cost(engine, prompts, rounds)
+
+    found = asyncio.run(run())
+    console.print_json(json.dumps(found))
+    if keep:
+        console.print(f"kept in {write_result('published_logprobs', found)}")
+
+
+@app.command()
 def search(
     gsm8k: Gsm8k,
     prm: Prm,
@@ -196,9 +234,9 @@ async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation)
     await matcher.start()
     try:
         test_problems = chosen_problems(gsm8k, TEST, TEST_PROBLEMS)
-        pools = await _pools(TEST, test_problems, None, matcher)
-        scored = await _pools(TEST, test_problems, head, matcher)
-        held_out_pools = await _pools(TRAIN, _held_out(gsm8k, train), head, matcher)
+        pools = await pools_of(TEST, test_problems, None, matcher)
+        scored = await pools_of(TEST, test_problems, head, matcher)
+        held_out_pools = await pools_of(TRAIN, _held_out(gsm8k, train), head, matcher)
     finally:
         matcher.close()
     pool_rows = pool_file(TEST).rows
@@ -219,7 +257,7 @@ async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation)
     return figures, lines
 
 
-async def _pools(
+async def pools_of(
     split: str, problems: list[MathProblem], head: str | None, matcher: AnswerMatcher
 ) -> dict[str, list[PoolSolution]]:
     """The pools of those problems that have rows, with the rewards of a head if it is named."""

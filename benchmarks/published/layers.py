@@ -49,7 +49,7 @@ async def compared(split: Split, backbone: str, depths: Sequence[int], threads: 
         with tempfile.TemporaryDirectory() as directory:
             train, stop = parts["train"][depth], parts["stop"][depth]
             fitted = Fit(scorer, train, stop, settings, Path(directory) / "checkpoint").run(lambda done, note: None)
-        metrics = await measure(split.card, score(scorer, parts["card"][depth]))
+        metrics = (await measure(split.card, score(scorer, parts["card"][depth]))).metrics
         shown = metrics.model_dump(include=set(SHOWN))
         found.append({"depth": depth, "epochs": fitted.best_epoch, **{name: shown[name] for name in SHOWN}})
     return found

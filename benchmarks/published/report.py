@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from benchmarks.published.intervals import Difference, paired_bootstrap
 from benchmarks.published.rows import Row
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, search_outcome, voted
 from benchmarks.record import claim
+from cluster.evaluation.paired_bootstrap import Difference, paired_bootstrap
 from search.answers.voting import SelectionRule
 from search.strategies.path_score import Aggregation
 

@@ -13,10 +13,11 @@ from cluster.cli.endpoint import Target, target
 from cluster.cli.failures import bad_lines, fail, refuse, unwritten
 from cluster.cli.progress import progress_bar
 from cluster.client.printable import printable
-from cluster.evaluation.prm_check import FORMAT, PrmSummary, ScoredSolution, score_all, summarize
+from cluster.evaluation.card_fit import TooFewProblems, fit_card
+from cluster.evaluation.prm_check import FORMAT, PrmSummary, ScoredSolution, score_all, summarize, vote_pools
 from cluster.evaluation.prm_metrics import DECISION_THRESHOLD
 from cluster.evaluation.prm_plot import plot
-from cluster.evaluation.prm_tables import tables
+from cluster.evaluation.prm_tables import card_table, tables
 from cluster.evaluation.problem_files import OnBadLine
 from cluster.evaluation.reports import most_frequent, write_json, write_text
 from cluster.evaluation.step_files import LabelledSolution, read_solutions
@@ -33,6 +34,7 @@ class CheckOptions:
     limit: int | None = None
     output: Path | None = None
     plot_file: Path | None = None
+    card: Path | None = None
     timeout_s: float = 600.0
     api_key: str | None = None
 
@@ -67,6 +69,8 @@ def run_check(options: CheckOptions, url: str | None, config: Path | None, conso
                 summary = asyncio.run(summarize(check.scored, check.elapsed_s, options.threshold))
                 _show(check, summary, complete, console)
                 _save(options, check, summary, complete)
+                if options.card is not None and complete:
+                    _write_card(options.card, options, check, console)
     if all(each.error is not None for each in check.scored):
         fail("every request failed\n" + "\n".join(most_frequent([each.error for each in check.scored if each.error])))
 
@@ -117,6 +121,20 @@ def _save(options: CheckOptions, check: _Check, summary: PrmSummary, complete: b
             failures.append(unwritten(options.plot_file, error))
     if failures:
         refuse("\n".join(failures))
+
+
+def _write_card(path: Path, options: CheckOptions, check: _Check, console: Console) -> None:
+    """Fits the card on the solutions, prints what it says, and writes it."""
+    try:
+        card = fit_card(asyncio.run(vote_pools(check.scored)), check.model, options.solutions.name)
+    except TooFewProblems as error:
+        refuse(f"no card: {error}")
+    console.print(card_table(card))
+    console.print(Text(card.verdict), style="green" if card.helps else "yellow", soft_wrap=True)
+    try:
+        write_text(path, card.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        refuse(unwritten(path, error))
 
 
 def _report(options: CheckOptions, check: _Check, summary: PrmSummary, complete: bool) -> dict[str, Any]:

@@ -313,6 +313,12 @@ def check_prm(
         Path | None,
         typer.Option(help="Write reliability diagram and ROC curve to this file, as SVG.", show_default=False),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the card to this file: how a vote should use the rewards (prm.card).", show_default=False
+        ),
+    ] = None,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent solutions.")] = 16,
     on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
     limit: Annotated[
@@ -322,12 +328,13 @@ def check_prm(
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
-    """Measure a reward model on labelled solutions: steps, first mistakes, calibration, outcomes, speed."""
+    """Measure a reward model on labelled solutions: steps, first mistakes, calibration, outcomes, speed; and
+    what it is worth in a vote."""
     from cluster.cli.check_prm import CheckOptions, run_check
 
-    files = [solutions, *(_writable(file) for file in (output, plot) if file is not None)]
+    files = [solutions, *(_writable(file) for file in (output, plot, card) if file is not None)]
     if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("FILE, --output and --plot must be different files")
+        refuse("FILE, --output, --plot and --card must be different files")
     options = CheckOptions(
         solutions=solutions,
         threshold=threshold,
@@ -336,6 +343,7 @@ def check_prm(
         limit=limit,
         output=output,
         plot_file=plot,
+        card=card,
         timeout_s=timeout,
         api_key=api_key,
     )

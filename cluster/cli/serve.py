@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 from rich.console import Console
@@ -14,7 +15,8 @@ from rich.text import Text
 from cluster.cli.defaults import DEFAULT_URL
 from cluster.client.wire import authorization
 from cluster.launch.application import Running, serving
-from cluster.launch.config_file import read_config
+from cluster.launch.config_file import app_config, read_config
+from cluster.launch.errors import LaunchError
 
 EXAMPLE = "Start with 149. Multiply by 3. Add 229. Add 2. Add 19. Subtract 339. What is the result?"
 JSON = "Content-Type: application/json"
@@ -43,8 +45,11 @@ def serve_until_interrupted(
             status.start()
 
     try:
-        with status, serving(read_config(config, host, port), tell) as running:
+        given = read_config(config, host, port)
+        with status, serving(given, tell) as running:
             status.stop()
+            if warning := card_warning(given):
+                console.print(Text(warning), style="yellow", soft_wrap=True)
             console.print(welcome(running, _model(running.url, api_key)), soft_wrap=True)
             while True:
                 signal.pause()
@@ -80,6 +85,15 @@ def welcome(running: Running, model: str) -> Text:
         text.append(f"dashboard {running.dashboard_url}{token}\n", style="dim")
     text.append(f"logs {running.logs} · Ctrl-C stops everything", style="dim")
     return text
+
+
+def card_warning(config: dict[str, Any]) -> str | None:
+    """What the card of the configured reward model says, if it was measured to be worth nothing."""
+    try:
+        card = app_config(config).prm.card
+    except LaunchError:  # another application than Banyan's
+        return None
+    return None if card is None or card.helps else card.verdict
 
 
 def _model(url: str, api_key: str | None) -> str:

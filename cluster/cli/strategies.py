@@ -73,5 +73,9 @@ def _allowed(field: dict[str, Any]) -> str:
         return " | ".join(map(str, field["enum"]))
     if field.get("type") == "boolean":
         return "true | false"
+    if field.get("type") == "array":
+        return "a list"
+    if "properties" in field:
+        return ", ".join(field["properties"])
     low = f"{field['minimum']:g}" if "minimum" in field else f"over {field.get('exclusiveMinimum', 0):g}"
     return f"{low} to {field['maximum']:g}" if "maximum" in field else low

@@ -56,8 +56,9 @@ def run_training(options: TrainingOptions, console: Console) -> None:
         solutions = sum(solution.count for problem in problems for solution in problem.solutions)
         console.print(Text(f"{len(problems):,} problems, {solutions:,} solutions"), style="dim")
         with progress_bar(console) as bar:
-            metrics = asyncio.run(train(problems, options.settings, paths, _shown(bar)))
-        console.print(Text(metrics.verdict), style="green" if metrics.recommended else "yellow", soft_wrap=True)
+            measured = asyncio.run(train(problems, options.settings, paths, _shown(bar)))
+        helps = measured.card is not None and measured.card.helps
+        console.print(Text(measured.verdict), style="green" if helps else "yellow", soft_wrap=True)
         console.print(Text(f"the model, its card and metrics.json are in {options.output}"), soft_wrap=True)
 
 

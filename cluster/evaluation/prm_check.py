@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from cluster.client.errors import ClientError, ProtocolError
 from cluster.client.replies import Usage
 from cluster.client.wire import validated
+from cluster.evaluation.card_fit import VoteSample
 from cluster.evaluation.prm_metrics import (
     DECISION_THRESHOLD,
     BestOfN,
@@ -197,6 +198,19 @@ async def summarize(
         elapsed_s=elapsed_s,
         tokens=sum(each.tokens for each in done),
     )
+
+
+async def vote_pools(scored: Sequence[ScoredSolution]) -> list[list[VoteSample]]:
+    """The solutions of each problem that was solved several times, as a card is fitted on them."""
+    done = sorted((each for each in scored if each.error is None), key=lambda each: each.position)
+    return [
+        [
+            VoteSample(each.rewards, bool(each.solution.right), answer)
+            for each, answer in group
+            for _ in range(each.solution.times)
+        ]
+        for group in await _groups([each for each in done if each.solution.right is not None])
+    ]
 
 
 async def _groups(ended: Sequence[ScoredSolution]) -> list[list[tuple[ScoredSolution, int | None]]]:

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from cluster.evaluation.prm_check import PrmSummary
 from cluster.evaluation.prm_metrics import FirstMistakes, ReliabilityBin
+from search.reward_card import Gain, RewardCard
 from search.strategies.path_score import Aggregation
 
 BAR = 20
@@ -20,6 +21,37 @@ def tables(summary: PrmSummary) -> list[Table]:
     if summary.bins:
         found.append(_reliability(summary))
     return found
+
+
+def card_table(card: RewardCard) -> Table:
+    """Every vote that a card has measured, beside the majority."""
+    table = _table()
+    table.add_column("vote")
+    for heading in ("right", "less the majority", "95% interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_row("majority", _share(card.majority), "", "")
+    for vote in card.votes:
+        table.add_row(str(vote), *_gain(vote.gain))
+    knows = card.knows
+    against = {
+        "of any problem": knows.all_problems,
+        "of its problem": knows.same_problem,
+        "with the most frequent wrong answer": knows.frequent_wrong,
+        "with another wrong answer": knows.rare_wrong,
+        "without an answer": knows.no_answer,
+    }
+    shares = ", ".join(f"{wrong} {_figure(share)}" for wrong, share in against.items())
+    table.caption = f"{card.problems:,} problems; a right solution is above a wrong one ({knows.aggregation}) {shares}"
+    table.caption_justify = "left"
+    return table
+
+
+def _gain(gain: Gain) -> tuple[str, str, str]:
+    return (
+        _share(gain.accuracy),
+        f"{100 * gain.difference:+.1f}",
+        f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}",
+    )
 
 
 def _steps(summary: PrmSummary) -> Table:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from cluster.evaluation.card_fit import TooFewProblems, VoteSample, fit_card
 from cluster.evaluation.prm_metrics import (
     Solution,
     best_of_n,
@@ -17,11 +18,11 @@ from cluster.training.backbone import Layout
 from cluster.training.fit import Fitted
 from cluster.training.settings import TrainingSettings
 from cluster.training.solutions import SolvedProblem
+from deployments.engines.rewards.card_file import CARD_FILE
 from search.answers.equivalence import AnswerMatcher
 from search.answers.extraction import extract_answer
+from search.reward_card import RewardCard
 
-Z = 1.96
-"""Standard errors of a 95% interval."""
 TEMPLATE_TOKENS = 64
 """Context beside the longest path, as the family reserves it."""
 
@@ -64,33 +65,20 @@ class Metrics(BaseModel):
     """Accuracy of the most frequent answer."""
     any_right: float
     """Accuracy of a perfect choice."""
-    gain_low: float
-    """Bounds of the 95% interval of ``weighted`` - ``majority``, paired by problem."""
-    gain_high: float
-
-    @property
-    def recommended(self) -> bool:
-        """Whether the model beats the majority vote on the held-out problems, by more than chance."""
-        return self.gain_low > 0
-
-    @property
-    def verdict(self) -> str:
-        """One or two sentences for people."""
-        gain = 100 * (self.weighted - self.majority)
-        found = (
-            f"its weighted vote is right in {self.weighted:.1%} of {self.problems:,} held-out problems, the majority "
-            f"in {self.majority:.1%} (difference {gain:+.1f} points, 95% interval {100 * self.gain_low:+.1f} to "
-            f"{100 * self.gain_high:+.1f})"
-        )
-        if self.recommended:
-            return f"Recommended: {found}."
-        if gain > 0:
-            return f"Not recommended yet: {found}. The interval includes 0: measure on more problems."
-        return f"Not recommended: {found}."
 
 
-async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolution]) -> Metrics:
-    """Metrics of the ``scored`` solutions of ``problems``."""
+class Measured(NamedTuple):
+    """What a trained model knows."""
+
+    metrics: Metrics
+    card: RewardCard | None
+    """What it is worth in a vote; None if the held-out problems do not suffice."""
+    verdict: str
+    """The card's; or why there is none."""
+
+
+async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolution]) -> Measured:
+    """What the ``scored`` solutions of ``problems`` say of the model."""
     matcher = AnswerMatcher()
     try:
         voted = [
@@ -99,7 +87,8 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
         ]
     finally:
         matcher.close()
-    by_problem = [solutions for solutions in voted if solutions]
+    pools = [samples for samples in voted if samples]
+    by_problem = [[Solution(each.rewards[-1], each.right, each.answer) for each in pool] for pool in pools]
     steps: dict[tuple[object, ...], tuple[float, bool]] = {}
     outcomes: list[tuple[float, bool]] = []
     mistakes: list[int] = []
@@ -112,12 +101,9 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
     found = first_mistake_f1([each.rewards for each in scored], mistakes)
     whole = best_of_n(by_problem)
     assert whole is not None
-    gains = [_right([each], weighted=True) - _right([each], weighted=False) for each in by_problem]
-    mean = statistics.fmean(gains)
-    error = Z * statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 1.0
     rewards, rights = zip(*steps.values(), strict=True)
     of_ends, ends = zip(*outcomes, strict=True)
-    return Metrics(
+    metrics = Metrics(
         problems=len(by_problem),
         solutions=sum(map(len, by_problem)),
         steps=len(steps),
@@ -130,32 +116,30 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
         weighted=whole.weighted or 0.0,
         majority=whole.majority or 0.0,
         any_right=whole.any_right,
-        gain_low=mean - error,
-        gain_high=mean + error,
     )
+    try:
+        card = fit_card(pools, source="held-out problems of the training")
+    except TooFewProblems as error:
+        return Measured(metrics, None, f"Not judged: {error}.")
+    return Measured(metrics, card, card.verdict)
 
 
-async def _votes(problem: SolvedProblem, scored: Sequence[ScoredSolution], matcher: AnswerMatcher) -> list[Solution]:
+async def _votes(problem: SolvedProblem, scored: Sequence[ScoredSolution], matcher: AnswerMatcher) -> list[VoteSample]:
     """The problem's solutions for a vote, each as often as it was written."""
     solutions = [problem.solutions[each.solution] for each in scored]
     answers = [extract_answer("\n\n".join(solution.steps)) for solution in solutions]
     known = sorted({answer for answer in answers if answer is not None})
     group = {known[member]: number for number, members in enumerate(await matcher.group(known)) for member in members}
     return [
-        Solution(each.rewards[-1], solution.right, None if answer is None else group[answer])
+        VoteSample(tuple(each.rewards), solution.right, None if answer is None else group[answer])
         for each, solution, answer in zip(scored, solutions, answers, strict=True)
         for _ in range(solution.count)
     ]
 
 
-def _right(problems: Sequence[Sequence[Solution]], *, weighted: bool) -> float:
-    found = best_of_n(problems)
-    assert found is not None
-    return (found.weighted if weighted else found.majority) or 0.0
-
-
-def card_text(metrics: Metrics, settings: TrainingSettings, layout: Layout, fitted: Fitted, directory: str) -> str:
+def card_text(measured: Measured, settings: TrainingSettings, layout: Layout, fitted: Fitted, directory: str) -> str:
     """The card, in Markdown."""
+    metrics = measured.metrics
     rows = {
         "AUC of steps": metrics.step_auc,
         "calibration error": metrics.calibration_error,
@@ -171,7 +155,7 @@ def card_text(metrics: Metrics, settings: TrainingSettings, layout: Layout, fitt
     epoch = f"best epoch {fitted.best_epoch} of {fitted.epochs}"
     return f"""# A process reward model
 
-{metrics.verdict}
+{measured.verdict}
 
 Backbone: `{settings.backbone}`; trained: {trained}, {epoch}, seed {settings.seed}.
 
@@ -180,7 +164,7 @@ Backbone: `{settings.backbone}`; trained: {trained}, {epoch}, seed {settings.see
 {table}
 
 A step counts as right if a right answer was reached from it. What the figures mean: `docs/rewards.md` of Banyan. All
-of them are in `metrics.json`.
+of them are in `metrics.json`, and what it is worth in a vote in `{CARD_FILE}`.
 
 Serve it with:
 
@@ -191,5 +175,6 @@ args:
     model: {directory}
     dtype: {layout.dtype}
     max_model_len: {min(settings.max_tokens, layout.context)}
+{"" if measured.card is None else f"    card: {directory}"}
 ```
 """

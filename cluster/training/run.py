@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.training.backbone import Backbone
-from cluster.training.card import Metrics, ScoredSolution, card_text, measure
+from cluster.training.card import Measured, ScoredSolution, card_text, measure
 from cluster.training.errors import DirectoryTaken, TrainingError
 from cluster.training.features import Features, batches, encode_solutions
 from cluster.training.fit import Fit, Fitted, Scorer, deterministic
@@ -21,6 +21,7 @@ from cluster.training.head import RewardHead
 from cluster.training.labels import Split, split_problems
 from cluster.training.settings import TrainingPaths, TrainingSettings
 from cluster.training.solutions import SolvedProblem
+from deployments.engines.rewards.card_file import CARD_FILE
 
 FORMAT = 1
 
@@ -64,8 +65,8 @@ def identity_of(given: Path, settings: TrainingSettings) -> dict[str, Any]:
 
 async def train(
     problems: list[SolvedProblem], settings: TrainingSettings, paths: TrainingPaths, on_progress: OnProgress
-) -> Metrics:
-    """Trains and writes the model, `metrics.json` and the card. The caller has claimed the directory.
+) -> Measured:
+    """Trains and writes the model, `metrics.json` and the cards. The caller has claimed the directory.
 
     Raises:
         TrainingError: the problems do not suffice, or the backbone cannot be used.
@@ -78,11 +79,13 @@ async def train(
     fit = Fit(scorer, features["train"], features["stop"], settings, paths.checkpoint)
     batches_per_epoch = len(features["train"])
     fitted = fit.run(lambda done, note: on_progress("training", done, batches_per_epoch, note))
-    metrics = await measure(split.card, score(scorer, features["card"]))
+    measured = await measure(split.card, score(scorer, features["card"]))
     _write_model(scorer, paths)
-    _write(paths.card, card_text(metrics, settings, backbone.layout, fitted, str(paths.output.absolute())))
-    _write(paths.metrics, json.dumps(_report(metrics, settings, split, fitted), indent=2))
-    return metrics
+    if measured.card is not None:
+        _write(paths.output / CARD_FILE, measured.card.model_dump_json(indent=2))
+    _write(paths.card, card_text(measured, settings, backbone.layout, fitted, str(paths.output.absolute())))
+    _write(paths.metrics, json.dumps(_report(measured, settings, split, fitted), indent=2))
+    return measured
 
 
 @torch.no_grad()
@@ -132,10 +135,10 @@ def _write_model(scorer: Scorer, paths: TrainingPaths) -> None:
     draft.replace(paths.output / "model.safetensors")
 
 
-def _report(metrics: Metrics, settings: TrainingSettings, split: Split, fitted: Fitted) -> dict[str, Any]:
+def _report(measured: Measured, settings: TrainingSettings, split: Split, fitted: Fitted) -> dict[str, Any]:
     return {
-        "recommended": metrics.recommended,
-        "held_out": metrics.model_dump(mode="json"),
+        "recommended": measured.card is not None and measured.card.helps,
+        "held_out": measured.metrics.model_dump(mode="json"),
         "problems": {name: len(part) for name, part in split._asdict().items()},
         "training": fitted._asdict(),
         "settings": settings.model_dump(mode="json"),

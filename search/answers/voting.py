@@ -19,7 +19,7 @@ class SelectionRule(StrEnum):
     NAIVE = "naive"
     """The path with the highest score."""
     WEIGHTED = "weighted"
-    """The group with the largest sum of scores times votes over its paths."""
+    """The group with the largest sum of scores times votes over its paths, or of their own weights times votes."""
     MAJORITY = "majority"
     """The group with the most votes."""
 
@@ -36,6 +36,8 @@ class Candidate(NamedTuple, Generic[PathT]):
     """Group number, equal for equivalent answers; None exactly if there is no answer."""
     votes: Fraction = Fraction(1)
     """Vote weight of the path, apart from its score: higher if it was written more often."""
+    weight: float | None = None
+    """Weight of each of its votes under ``weighted``; may be negative. None: its score."""
 
 
 class AnswerGroup(NamedTuple, Generic[PathT]):
@@ -50,7 +52,7 @@ class AnswerGroup(NamedTuple, Generic[PathT]):
     share: float
     """Share of all votes, including those of paths without an answer; in [0, 1]."""
     weight: float
-    """Sum of score times votes over the paths; equals ``votes`` if nothing was scored."""
+    """Sum of score, or weight, times votes over the paths; equals ``votes`` if nothing was scored."""
     best: PathT
     """The path with the highest score, the first on a tie."""
     score: float | None
@@ -81,10 +83,11 @@ def best_groups(groups: Iterable[AnswerGroup[PathT]], selection: SelectionRule) 
 
 def decisive_shares(groups: Sequence[AnswerGroup[PathT]], selection: SelectionRule) -> list[float]:
     """Returns what decided for each of all groups, in [0, 1]: its part of all weights under ``weighted``, of all votes
-    under ``majority``, and the score of its best path under ``naive``. The winner has the largest."""
+    under ``majority``, and the score of its best path under ``naive``. The winner has the largest. A group with a
+    negative weight has no part."""
     if selection is SelectionRule.MAJORITY:
         return [group.share for group in groups]
-    ranks = [float(_rank(group, selection)) for group in groups]
+    ranks = [max(0.0, float(_rank(group, selection))) for group in groups]
     whole = sum(ranks) if selection is SelectionRule.WEIGHTED else 1.0
     return [rank / whole if whole else 0.0 for rank in ranks]
 
@@ -140,7 +143,8 @@ class _Counted(Generic[PathT]):
         self._size += 1
         above, below = candidate.votes.as_integer_ratio()
         self._numerators[below] = self._numerators.get(below, 0) + above
-        self._weight += _score(candidate) * (above / below)
+        weight = _score(candidate) if candidate.weight is None else candidate.weight
+        self._weight += weight * (above / below)
         if _score(candidate) > _score(self.best):
             self.best = candidate
 

@@ -36,7 +36,7 @@ async def select_answer(
         answers.append(tree.answer_of(node))
         score = path_score(node, strategy.aggregation)
         votes = Fraction(1) if alike else strategy.votes(tree, node)
-        candidates.append(Candidate(node, score, answers[-1], None, votes))
+        candidates.append(Candidate(node, score, answers[-1], None, votes, strategy.vote_weight(score)))
         await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     given = [answer for answer in answers if answer is not None]

@@ -17,6 +17,7 @@ from search.caps import Depth, Uncapped, capped_settings, check_marks
 from search.ports import Sampling, StopCondition
 from search.problem import Problem
 from search.strategies.path_score import Aggregation
+from search.strategies.vote_weights import VoteWeights
 from search.tree import Node, SearchTree
 
 
@@ -88,6 +89,12 @@ class Strategy(BaseModel, ABC):
     selection: SelectionRule = Field(
         SelectionRule.WEIGHTED, strict=False, description="How the answer is chosen among the finished paths."
     )
+    vote_weights: VoteWeights | None = Field(
+        None,
+        strict=False,
+        description="Under `selection: weighted`, weigh votes by the log-odds of their paths' scores, as a reward "
+        "model's card says (`prm.card`). Unset: by the scores themselves.",
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -154,6 +161,10 @@ class Strategy(BaseModel, ABC):
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last nodes of the paths that may answer, ordered by id."""
         return list(tree.terminals)
+
+    def vote_weight(self, score: float | None) -> float | None:
+        """The weight of each vote of a path with this score; None: the score itself."""
+        return None if score is None or self.vote_weights is None else self.vote_weights.weight(score)
 
     def votes(self, tree: SearchTree, node: Node) -> Fraction:
         """The vote weight of a candidate's path, apart from its score: how often the path was written."""

@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from deployments.config import AppConfig
 from deployments.engines.rewards import FAMILIES
+from deployments.engines.rewards.card_file import CARD_FILE
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
+from tests.unit.reward_cards import worthless_card
 
 HEAVY = ("vllm", "torch", "transformers", "ray", "fastapi", "lmcache")
 CRITIQUES = {"samples": 2, "max_tokens": 100, "temperature": 0.5, "top_p": 0.9, "top_k": 10}
@@ -326,3 +328,23 @@ def test_settings_survive_their_own_dump() -> None:
     assert isinstance(config.prm, FunctionSettings)
     assert AppConfig.model_validate(config.model_dump()) == AppConfig.model_validate_json(config.model_dump_json())
     assert AppConfig.model_validate(config.model_dump()).prm == config.prm
+
+
+def test_a_card_is_read_where_settings_are_checked(tmp_path: Path) -> None:
+    card = worthless_card()
+    (tmp_path / CARD_FILE).write_text(card.model_dump_json())
+    for given in (str(tmp_path), str(tmp_path / CARD_FILE), card.model_dump(mode="json")):
+        for prm in ({}, {"family": "function", "function": "math:sqrt"}):
+            config = AppConfig.model_validate({"prm": {**prm, "card": given}})
+            assert config.prm.card == card
+            assert AppConfig.model_validate(config.model_dump(mode="json")) == config
+    member = {"prm": {"family": "step_head", "card": str(tmp_path)}}
+    (tmp_path / "other.json").write_text("{}")
+    for wrong, message in (
+        ({"card": str(tmp_path / "missing.json")}, "missing.json cannot be read: No such file or directory"),
+        ({"card": str(tmp_path / "other.json")}, "other.json is no card: problems: Field required"),
+        ({"card": card.model_dump(mode="json") | {"version": 2}}, "Input should be 1"),
+        ({"family": "several", "of": [member, member]}, "for all models together only: prm.card"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            AppConfig.model_validate({"prm": wrong})

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import math
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.published.answers_left import answers_left
-from benchmarks.published.intervals import paired_bootstrap
+from benchmarks.published.confidence import TOP_K, WINDOW, figures_of
 from benchmarks.published.layers import SHOWN, compared
 from benchmarks.published.problems import INSTRUCTION, chosen_problems
 from benchmarks.published.report import MAJORITY, WEIGHTED, claims_of, lines_of, pass_rates
@@ -18,7 +20,9 @@ from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_field
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, pool_of, voted
 from benchmarks.published.training import exported_lines, held_out, split_of
-from benchmarks.published.verifier import FREQUENT, NO_ANSWER, OTHER, knowledge
+from benchmarks.published.verifier import knowledge
+from cluster.evaluation.card_fit import FREQUENT, NO_ANSWER, OTHER
+from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from cluster.training.labels import split_problems
 from cluster.training.run import claimed, train
 from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -302,9 +306,30 @@ async def test_all_layers_give_the_reward_model_that_train_prm_makes(gsm8k: Path
     path.write_text("\n".join(exported_lines(problems, 4, pool)))
     settings = TrainingSettings(backbone=EMBEDDED_GENERATOR)
     with claimed(paths := TrainingPaths(tmp_path / "head"), {}):
-        trained = await train(await read_solved(path), settings, paths, lambda *_: None)
+        trained = (await train(await read_solved(path), settings, paths, lambda *_: None)).metrics
     first, last = await compared(split_of(problems, 4, pool), EMBEDDED_GENERATOR, [1, 4], threads=1)
     assert (first["depth"], last["depth"]) == (1, 4)
     for name in SHOWN:
         assert last[name] == pytest.approx(getattr(trained, name), abs=1e-3)
     assert first["weighted"] is not None
+
+
+def test_confidence_is_that_of_the_papers() -> None:
+    """Beside the formulas written out: DeepConf's windows one by one, self-certainty as a divergence."""
+    torch.manual_seed(0)
+    tokens, vocabulary = WINDOW + 9, 40
+    logprobs = torch.log_softmax(3 * torch.randn(tokens, vocabulary), dim=1)
+    written = torch.randint(vocabulary, (tokens,))
+    drawn = logprobs[range(tokens), written]
+    top = logprobs.sort(dim=1, descending=True).values[:, :TOP_K].mean(dim=1)
+    found = figures_of(drawn, logprobs.mean(dim=1), top)
+    uniform = torch.full((vocabulary,), 1 / vocabulary)
+    divergence = [float((uniform * (uniform.log() - row)).sum()) for row in logprobs]
+    windows = [-float(top[begin : begin + WINDOW].mean()) for begin in range(tokens - WINDOW + 1)]
+    assert found["logprob"] == pytest.approx(float(drawn.mean()), abs=1e-4)
+    assert found["self_certainty"] - math.log(vocabulary) == pytest.approx(sum(divergence) / tokens, abs=1e-3)
+    assert found["confidence"] == pytest.approx(-float(top.mean()), abs=1e-4)
+    assert (found["lowest_window"], found["tail"]) == pytest.approx((min(windows), windows[-1]), abs=1e-4)
+    assert figures_of(drawn[:3], logprobs[:3].mean(dim=1), top[:3])["lowest_window"] == pytest.approx(
+        -float(top[:3].mean()), abs=1e-4
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from deployments.engines.errors import EngineStartError
+from deployments.engines.rewards.card_file import CardSetting
 from deployments.engines.rewards.function import CallScorer, step_ends
 from deployments.engines.settings import ReplicaSettings, Settings
 from deployments.sandbox import Limits, Sandbox
@@ -44,6 +45,7 @@ class ExecutionSettings(Settings):
     workers: int = Field(
         2, ge=1, le=256, description="Programs that a replica runs at one time, each in a process of its own."
     )
+    card: CardSetting = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @property

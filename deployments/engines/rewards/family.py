@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
+from deployments.engines.rewards.card_file import CardSetting
 from deployments.engines.settings import EngineSettings, Runner
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class RewardModelSettings(EngineSettings):
         min_length=1,
         description="Directory or hub id of a LoRA adapter, merged into the model at startup.",
     )
+    card: CardSetting = None
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""
 

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
+from deployments.engines.rewards.card_file import CardSetting
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
@@ -42,6 +43,7 @@ class FunctionSettings(Settings):
         description="package.module:function that returns the rewards of a list of steps for a question.",
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Maximum concurrent calls.")
+    card: CardSetting = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @property

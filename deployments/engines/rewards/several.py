@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, model_validator
 
 from deployments.engines.histograms import Histogram, HistogramSum
+from deployments.engines.rewards.card_file import CardSetting
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import CallScorer, FunctionScorer, FunctionSettings
@@ -34,6 +35,8 @@ def _single(given: Any) -> Single:
     prm = parse_prm(given)
     if isinstance(prm, SeveralSettings):
         raise ValueError("a family several cannot contain another one")
+    if prm.card is not None:
+        raise ValueError("a card may be set for all models together only: prm.card")
     return prm
 
 
@@ -72,6 +75,7 @@ class SeveralSettings(Settings):
         max_length=8, description="Two to eight reward models, each with `prm`, `scale` and `offset`."
     )
     combine: Literal["mean", "min"] = Field("mean", description="How the models' rewards of a step are combined.")
+    card: CardSetting = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("of")

@@ -234,6 +234,7 @@ class Jobs:
                 *notes(request, job.settings),
                 *self._template_notes(request),
                 *self._thinking_notes(job.settings),
+                *self._card_notes(job.settings),
                 *self._store_notes(request),
                 *tool_notes(request, strategy.name, getattr(strategy, "n", 1)),
                 *_schema_notes(request),
@@ -270,6 +271,11 @@ class Jobs:
         lacks = "is not told from its answer (generator.reasoning, search.thinking)"
         switch = ", and its chat template has no switch for it" if budget == 0 else ""
         return [f"budget.thinking has no effect: this model's thinking {lacks}{switch}"]
+
+    def _card_notes(self, settings: SearchSettings) -> list[str]:
+        """Returns a note if the search uses a reward model that was measured to be worth nothing."""
+        note = self._resolver.card and self._resolver.card.note(settings.strategy)
+        return [note] if note else []
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
         return ["store: this server stores nothing"] if request.store and not self._keeps else []

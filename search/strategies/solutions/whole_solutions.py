@@ -161,12 +161,15 @@ class WholeSolutions(Strategy):
         if self.risk is None:
             return False
         weighted = self.selection is SelectionRule.WEIGHTED and self.needs_rewards
+        if weighted and self.vote_weights is not None and self.vote_weights.lowest < 0:
+            return False  # The missing samples could take weight from the leader.
         standings: dict[str, Standing] = {}
         written = tree.root.children.values()
         for sample in written:
             end = _end(sample)
             score = path_score(end, self.aggregation) if weighted else None
-            weight = 1.0 if score is None else score
+            own = self.vote_weight(score)
+            weight = own if own is not None else 1.0 if score is None else score
             if not 0.0 <= weight <= 1.0:
                 return False  # What the missing weights can still do has no bound then.
             if (spelling := tree.spelling_of(end)) is not None:

@@ -25,11 +25,13 @@ from endpoint_stand_in import listening
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.cli.serve import command, welcome
+from cluster.cli.serve import card_warning, command, welcome
 from cluster.launch import application, ray_runtime
 from cluster.launch.application import Running, url_of
+from cluster.launch.config_file import BUILDER
 from cluster.launch.errors import LaunchError
 from cluster.launch.private_directory import private_directory
+from tests.unit.reward_cards import worthless_card
 
 
 def test_the_curl_line_is_a_valid_request_and_the_solve_line_names_the_endpoint() -> None:
@@ -55,6 +57,18 @@ def test_the_command_is_named_by_its_path_where_the_shell_does_not_find_it(
 def test_the_welcome_names_the_file_of_the_dashboard_token() -> None:
     running = Running("http://127.0.0.1:9000", "http://127.0.0.1:8265", "/logs", 3.0, Path("/home/me/token"))
     assert "dashboard http://127.0.0.1:8265, which asks for the token in /home/me/token" in welcome(running, "m").plain
+
+
+def test_serve_warns_of_a_reward_model_that_is_worth_nothing(tmp_path: Path) -> None:
+    def served_with(prm: dict[str, Any]) -> dict[str, Any]:
+        return {"applications": [{"import_path": BUILDER, "args": {"prm": prm}}]}
+
+    file = tmp_path / "card.json"
+    file.write_text(worthless_card().model_dump_json())
+    assert card_warning(served_with({"card": str(file)})) == worthless_card().verdict
+    assert card_warning(served_with({"card": "embedded:prm"})) is None
+    assert card_warning(served_with({})) is None
+    assert card_warning({"applications": [{"import_path": "another:app"}]}) is None
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ from transformers import AutoTokenizer, GPT2Config, LlamaConfig, LlamaForCausalL
 
 from cluster.training import fit
 from cluster.training.backbone import Backbone
-from cluster.training.card import Metrics, ScoredSolution, measure
+from cluster.training.card import Measured, ScoredSolution, measure
 from cluster.training.errors import BackboneRefused, DirectoryTaken
 from cluster.training.features import encode_solutions
 from cluster.training.head import RewardHead, platt
 from cluster.training.run import claimed, train
 from cluster.training.settings import TrainingPaths, TrainingSettings
 from cluster.training.solutions import Solution, SolvedProblem
+from deployments.engines.rewards.card_file import read_card
 from deployments.engines.settings import EMBEDDED_MODELS
 
 SHAPE: dict[str, Any] = {
@@ -70,7 +71,7 @@ def problems(number: int = 40) -> list[SolvedProblem]:
     return found
 
 
-def trained(settings: TrainingSettings, output: Path, on_progress: Any = lambda *_: None) -> Metrics:
+def trained(settings: TrainingSettings, output: Path, on_progress: Any = lambda *_: None) -> Measured:
     paths = TrainingPaths(output)
     with claimed(paths, settings.model_dump(mode="json")):
         return asyncio.run(train(problems(), settings, paths, on_progress))
@@ -187,13 +188,18 @@ def test_the_card_of_a_model_that_can_tell_right_from_wrong(qwen2: Path, tmp_pat
     ]
     settings, paths = settings_for(qwen2, layers=layers, epochs=20, learning_rate=0.01), TrainingPaths(tmp_path / "out")
     with claimed(paths, {}):
-        metrics = asyncio.run(train(found, settings, paths, lambda *_: None))
+        measured = asyncio.run(train(found, settings, paths, lambda *_: None))
+    metrics = measured.metrics
     assert (metrics.problems, metrics.solutions, metrics.steps) == (20, 60, 60)
     assert metrics.step_auc is not None
     assert metrics.step_auc > 0.7
     assert (metrics.best_of_n, metrics.majority) == (1.0, 0.0)
     assert metrics.weighted >= 0.8  # a wrong answer has two votes
-    assert metrics.recommended
+    assert measured.card is not None
+    assert measured.card.helps
+    assert read_card(paths.output) == measured.card
+    assert f"card: {paths.output}" in paths.card.read_text()
+    assert measured.verdict in paths.card.read_text()
 
 
 class Killed(BaseException):
@@ -253,8 +259,8 @@ class TestDirectory:
             pass
 
 
-def measured(rewards: dict[bool, float], good_problems: int = 10) -> Metrics:
-    """Measures ten problems with one right solution and two equal wrong ones each.
+def measured(rewards: dict[bool, float], problems: int, good_problems: int) -> Measured:
+    """Measures problems with one right solution and two equal wrong ones each.
 
     The last steps of the first ``good_problems`` have these rewards, by whether the solution is right; all others
     have 0.5.
@@ -264,7 +270,7 @@ def measured(rewards: dict[bool, float], good_problems: int = 10) -> Metrics:
             f"q{number}",
             [Solution(("so", rf"\boxed{{{number}}}"), True), Solution(("so", r"\boxed{99}"), False, 2)],
         )
-        for number in range(10)
+        for number in range(problems)
     ]
     scored = [
         ScoredSolution(
@@ -280,18 +286,16 @@ def measured(rewards: dict[bool, float], good_problems: int = 10) -> Metrics:
 
 
 def test_the_card_recommends_what_beats_the_majority() -> None:
-    good = measured({True: 0.9, False: 0.1})
-    assert (good.weighted, good.best_of_n, good.majority, good.any_right) == (1.0, 1.0, 0.0, 1.0)
-    assert (good.problems, good.solutions, good.steps) == (10, 30, 30)
-    assert good.recommended
-    assert good.verdict.startswith("Recommended: its weighted vote is right in 100.0% of 10 held-out problems")
-    bad = measured({True: 0.4, False: 0.6})
-    assert not bad.recommended
-    assert bad.verdict.startswith("Not recommended: ")
-    assert "difference +0.0 points" in bad.verdict
-    by_chance = measured({True: 0.9, False: 0.1}, good_problems=1)
-    assert not by_chance.recommended
-    assert by_chance.verdict.startswith("Not recommended yet: its weighted vote is right in 10.0%")
-    assert by_chance.verdict.endswith(
-        "(difference +10.0 points, 95% interval -9.6 to +29.6). The interval includes 0: measure on more problems."
-    )
+    good = measured({True: 0.9, False: 0.1}, 20, 20)
+    metrics = good.metrics
+    assert (metrics.weighted, metrics.best_of_n, metrics.majority, metrics.any_right) == (1.0, 1.0, 0.0, 1.0)
+    assert (metrics.problems, metrics.solutions, metrics.steps) == (20, 60, 60)
+    assert good.card is not None
+    assert good.card.helps
+    assert good.verdict.startswith("The reward model helps a vote: the majority of 3 was right in 0.0%")
+    by_chance = measured({True: 0.9, False: 0.1}, 20, 1)
+    assert by_chance.card is not None
+    assert not by_chance.card.helps
+    few = measured({True: 0.9, False: 0.1}, 10, 10)
+    assert few.card is None
+    assert few.verdict.startswith("Not judged: problems with several solutions: 10, ")

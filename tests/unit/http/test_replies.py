@@ -15,9 +15,12 @@ from deployments.admission import protocol
 from deployments.http import streaming
 from deployments.http.searches import tree_reply
 from search.answers import equivalence
+from search.answers.equivalence import AnswerMatcher
 from search.errors import ScorerError
+from search.settings import parse_search
 from search.tools import turns
 from search.tree import SearchTree
+from tests.unit.reward_cards import worthless_card
 
 pytestmark = pytest.mark.asyncio
 
@@ -474,3 +477,16 @@ async def test_a_large_tree_written_in_pieces_is_the_same(world: World, monkeypa
     assert pieces["tree"] == whole["tree"]
     ids = [node["id"] for node in whole["tree"]["nodes"]]
     assert ids == sorted(ids)
+
+
+async def test_a_search_with_a_reward_model_that_is_worth_nothing_says_so(matcher: AnswerMatcher) -> None:
+    card = worthless_card()
+    noted: dict[str, list[str]] = {}
+    for name, prm in (("with", {"card": card.model_dump(mode="json")}), ("without", {})):
+        async with World(matcher, prm=prm).client as client:
+            for search in ({"strategy": "beam_search", "n": 4, "m": 2}, {"strategy": "self_consistency", "n": 4}):
+                reply = await client.post(CHAT, json=chat(search=search))
+                noted[f"{search['strategy']} {name}"] = reply.json()["search"]["notes"]
+    note = card.note(parse_search({"strategy": "beam_search"}).strategy)
+    assert noted.pop("beam_search with") == [note]
+    assert set(map(len, noted.values())) == {0}

@@ -15,6 +15,7 @@ from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
 from search.strategies.base import Expansion
 from search.strategies.solutions.best_of_n import BestOfN
 from search.tree import SearchTree
+from tests.unit.reward_cards import worthless_card
 
 DEFAULT = {"strategy": "beam_search", "n": 4, "m": 2, "temperature": 0.6, "max_step_tokens": 64}
 TIGHT = LimitSettings(n=2, depth=2, step_tokens=8, tokens=16, nodes=4, seconds=1.0)
@@ -87,6 +88,32 @@ class TestPrecedence:
     def test_max_completion_tokens_bounds_the_search_and_max_tokens_a_path(self) -> None:
         settings = planned(max_completion_tokens=5000, max_tokens=256, search={"budget": {"nodes": 7}})
         assert (settings.budget.tokens, settings.budget.nodes, settings.max_path_tokens) == (5000, 7, 256)
+
+
+class TestCard:
+    """The reward model's card < the operator's default < what a request says."""
+
+    resolver = SettingsResolver("m", card=worthless_card())
+
+    def planned(self, default: dict[str, Any] = DEFAULT, **fields: Any) -> Any:
+        return self.resolver.settings(request_of(**fields), LimitSettings(), default).strategy
+
+    def test_decides_what_is_said_nowhere(self) -> None:
+        assert self.planned(model="m:best-8").selection == "majority"
+        assert self.planned({"strategy": "best_of_n", "selection": "naive"}).selection == "naive"
+        assert self.planned(search={"strategy": "best_of_n", "selection": "weighted"}).selection == "weighted"
+        assert self.planned(search={"strategy": "best_of_n", "aggregation": "min"}).selection == "weighted"
+
+    def test_leaves_other_searches_as_they_are(self) -> None:
+        for name in STRATEGIES.keys() - {"best_of_n"}:
+            fields = {"search": {"strategy": name}}
+            assert self.planned(**fields) == planned(**fields).strategy
+
+    def test_hides_no_error(self) -> None:
+        for wrong in ("beam", ["best_of_n"], 1):
+            with pytest.raises(BadRequest) as refused:
+                self.planned(search={"strategy": wrong})
+            assert refused.value.param == "search.strategy"
 
 
 class TestTemperatureZero:

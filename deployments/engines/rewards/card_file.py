@@ -1,0 +1,55 @@
+"""The setting ``prm.card``: the card of a reward model, read from its file where settings are checked.
+
+So the card itself, not its path, reaches the controllers, which may be on machines without the file.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+
+from deployments.engines.settings import EMBEDDED_MODELS
+from search.reward_card import RewardCard
+
+CARD_FILE = "card.json"
+"""The card's name in the directory of a model."""
+MAX_BYTES = 1 << 16
+
+
+def read_card(path: Path) -> RewardCard:
+    """The card in a file, or in a model's directory.
+
+    Raises:
+        ValueError: there is none, or it is no card of a known version.
+    """
+    file = path / CARD_FILE if path.is_dir() else path
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"{file} is no card: it has more than {MAX_BYTES} bytes")
+        return RewardCard.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}; `banyan check-prm --card` writes one") from error
+    except ValidationError as error:
+        fault = error.errors()[0]
+        at = ".".join(map(str, fault["loc"])) or "the file"
+        raise ValueError(f"{file} is no card: {at}: {fault['msg']}") from None
+
+
+def _as_card(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    path = EMBEDDED_MODELS / given.removeprefix("embedded:") if given.startswith("embedded:") else Path(given)
+    return read_card(path.expanduser())
+
+
+CardSetting = Annotated[
+    RewardCard | None,
+    BeforeValidator(_as_card),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+    Field(
+        description="Card of this reward model and generator, as `banyan check-prm --card` writes it: a file, a "
+        "model's directory with a card.json, or the card itself. It decides how a vote over whole solutions uses the "
+        "rewards ([rewards.md](rewards.md#what-is-it-worth-in-a-vote))."
+    ),
+]
+"""The type of ``card`` in the settings of every family."""
