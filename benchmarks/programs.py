@@ -23,13 +23,13 @@ import typer
 from rich.console import Console
 
 from benchmarks.published.engines import CONTEXT_TOKENS, generator_settings, started_generator
-from benchmarks.published.intervals import paired_bootstrap
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
 from benchmarks.published.strategies import PoolSolution, pool_of
 from benchmarks.record import claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
+from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from deployments.config import PythonToolSettings
 from search.answers.equivalence import AnswerMatcher
 from search.answers.programs import program_answer
