@@ -26,6 +26,7 @@ MAY_STAY_ZERO = {
     "banyan_recomputed_tokens_total",
     "banyan_engine_waiting_requests",
     "banyan_search_queue_waiting_requests",  # no queue is configured
+    "banyan_wandering_paths_total",  # no search has `patience`
 }
 """Metrics that an ordinary load need not change; they are published all the same."""
 OF_EVICTIONS = {"banyan_kv_block_lifetime_seconds", "banyan_kv_block_idle_seconds", "banyan_kv_block_reuse_gap_seconds"}
