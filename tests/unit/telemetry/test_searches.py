@@ -46,6 +46,12 @@ async def test_metrics_match_the_report_of_the_search() -> None:
         assert published.sum(catalog.COST_SECONDS, "beam_search", subject) == seconds > 0
 
 
+async def test_paths_that_wander_are_counted_when_their_search_ends() -> None:
+    world = World()
+    outcome = await world.search(patience=1.0, seed=39)
+    assert world.publish().sum(catalog.PATHS_WANDERING) == outcome.cost.wandering_paths > 0
+
+
 async def test_a_call_is_timed_once_with_its_retries() -> None:
     world = World(attempts=20)
     world.generator.interruptions = 4
