@@ -247,7 +247,7 @@ export class Pane {
     ]);
     const notes = [...(block.notes ?? [])];
     if (block.stop_reason && block.stop_reason !== "finished") notes.unshift(`cut short: ${block.stop_reason}`);
-    if (block.degraded && !block.hook_failures) notes.unshift("some steps were never scored by the reward model");
+    if (block.degraded && !block.hook_failures && !block.tool_limits) notes.unshift("some steps were never scored by the reward model");
     result.querySelector(".notes").replaceChildren(...notes.map((note) => element("li", note)));
   }
 
