@@ -200,7 +200,7 @@ async def judged(
     scorer: ExecutionScorer,
     programs: CodeAnswers,
 ) -> tuple[list[float], list[int | None]]:
-    """The reward of each sample, and the number of its group: those that do the same."""
+    """The reward of each sample, and the number of its group. Samples with the same behavior form a group."""
     checks = problem.checks or Checks()
     items = tuple(ScoreItem((text,), 1, ended=True) for text in texts)
     rows = await scorer.score(ScoreRequest(problem.id, problem.question, items, 600.0, checks=checks))

@@ -41,7 +41,7 @@ from search.settings import parse_search
 SEED = 62
 SEARCH = {"strategy": "beam_search", "n": 16}
 MULTIPLES = (1.25, 1.5, 2.0, 3.0, 4.0, 100.0)
-"""Values of `patience` to choose from. The last one ends no path but those that repeat themselves."""
+"""Values of `patience` to choose from. With the last one, only paths that repeat themselves end."""
 MAX_CHANGED = 0.01
 """Largest share of answers that may change."""
 console = Console(stderr=True)

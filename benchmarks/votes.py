@@ -100,7 +100,7 @@ class Result(NamedTuple):
     risk: float
     rounds: Rounds
     embedded: bool
-    """Whether the embedded models wrote: what is asked of tokens and seconds is asked of them."""
+    """Whether the embedded models wrote. Only for them there are targets for tokens and seconds."""
 
     def ratio(self, figure: str) -> Ratio:
         """A figure of a turn with risk over without."""

@@ -1,8 +1,8 @@
 """How sure the generator was of each solution of the pool, without a second model.
 
 The solutions are read again, each whole, by the generator's own weights: the log-probabilities of a token under the
-whole vocabulary do not depend on whether it is being written or read. So one pass gives all figures, also those that an
-engine would have to return its most likely tokens for.
+whole vocabulary do not depend on whether it is being written or read. So one pass gives all figures, also those for
+which an engine would have to return the log-probabilities of the most likely tokens.
 """
 
 import time

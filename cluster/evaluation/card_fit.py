@@ -5,8 +5,8 @@ sums of the weights of its votes (McFadden's conditional logit, 1974). So they a
 between the answers of one problem, and negative where a score speaks against an answer. That such weights, not the
 rewards, make the most likely answer win is shown in arXiv 2510.13918.
 
-Whatever is fitted is judged on other problems than those that it was fitted on. Which vote is recommended is chosen
-among eight that are judged on the same problems.
+Weights are cross-validated: each fold's votes use weights that were fitted on the other folds. The recommended vote is
+chosen among eight that are compared on the same problems.
 """
 
 import statistics
@@ -25,8 +25,9 @@ from search.strategies.path_score import Aggregation, aggregate
 from search.strategies.vote_weights import VoteWeights
 
 MIN_PROBLEMS = 20
-"""Problems with several solutions, and among them those of which the votes could be won and lost, `MIN_OPEN`."""
+"""Least number of problems with several solutions."""
 MIN_OPEN = 8
+"""Least number of them that a vote could get right or wrong: a right answer and another one were given."""
 FOLDS = 5
 USE_CONFIDENCE = 1 - (1 - CONFIDENCE) / (2 * len(Aggregation))
 """Of the interval by which one of the eight weighted votes is recommended. Bonferroni's: with 95% for each, one of

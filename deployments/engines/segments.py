@@ -189,8 +189,8 @@ def behind_program(draft: Draft, output: tuple[int, ...]) -> Segment | None:
 
 
 def _thought(task: Task, given: tuple[int, ...], size: int, written: int) -> Segment:
-    """A thought after the branch's first ``size`` tokens, of which the model generated ``written``. If a thought that
-    is cut off is closed, its limit leaves room for the closing tokens and one token of the solution."""
+    """A thought after the branch's first ``size`` tokens; the model generated ``written`` of these. If a thought that
+    is cut off is to be closed, its limit leaves room for the closing tokens and one token of the solution."""
     assert task.thought is not None
     room, tokens, closes = task.room - size - len(given), task.max_tokens - written, task.thought.closes
     if closes:
@@ -202,7 +202,7 @@ def _thought(task: Task, given: tuple[int, ...], size: int, written: int) -> Seg
 
 
 def _solution(task: Task, given: tuple[int, ...], size: int, written: int) -> Segment:
-    """The solution after a thought of ``size`` tokens, of which the model generated ``written``."""
+    """The solution after a thought of ``size`` tokens; the model generated ``written`` of these."""
     assert task.thought is not None
     limit = min(task.thought.solution_tokens, task.max_tokens - written, task.room - size - len(given))
     return Segment(task.until, limit, given, task.grammar, behind_thought=True)
