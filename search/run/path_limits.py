@@ -24,7 +24,7 @@ class PathLimits(NamedTuple):
 
     def tokens_after(self, node: Node, step: Step) -> int:
         """Tokens that may still be written behind ``step``, which was written below ``node``."""
-        return self._left(node, len(step.token_ids), step.thought.tokens)
+        return self._left(node, step.size, step.thought.tokens)
 
     def thinking(self, node: Node) -> int:
         """Most tokens of thinking in a branch below ``node``."""

@@ -640,7 +640,7 @@ class _Search:
             tokens=self._cost.generated_tokens,
             nodes=len(self._tree),
             terminal=node.ends,
-            step_tokens=len(step.token_ids) if step else 0,
+            step_tokens=step.size if step else 0,
             logprob=step.logprob if step else None,
             prefix_tokens=len(self._limits.prompt) + (node.parent.path_tokens if node.parent else 0),
             cached_tokens=node.cached_tokens,
