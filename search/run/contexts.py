@@ -50,7 +50,7 @@ class Composer:
             context = ContextNode((), None, reading=fewer)
             context.context = context
             context.begin_with(prompt)
-            if self._limits.tokens(context) >= self._least:
+            if min(self._limits.solution_tokens(context), self._limits.tokens(context)) >= self._least:
                 context.unread = len(reading.sources) - count
                 return context
         raise PromptTooLong(
