@@ -379,8 +379,28 @@ def test_what_does_not_fit_is_not_read() -> None:
     _, outcome, _ = run(Rounds(n=6, k=5, rounds=1), context_tokens=4 + 3 * 6 + 9, settings=limits)
     assert {len(context.reading.sources) for context in outcome.tree.contexts} == {3}
     assert outcome.cost.unread_sources == 6 * 2
-    with pytest.raises(PromptTooLong, match="one solution has 10 tokens"):
+    with pytest.raises(PromptTooLong, match="a solution has 10 tokens"):
         run(Rounds(), context_tokens=18, settings=limits)
+
+
+def test_of_a_solution_that_does_not_fit_the_end_is_read() -> None:
+    """A search that resumes cuts it alike."""
+
+    def spelled(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+        return Prompt((7, *(ord(letter) for text in shown for letter in text)))
+
+    limits = {"max_step_tokens": 9, "max_path_tokens": 60}
+    options: dict[str, Any] = {"compose": spelled, "context_tokens": 100, "settings": limits}
+    _, whole, saved = run(Chains(), save_at=[20, 30], **options)
+    lengths = set()
+    for context in whole.tree.contexts:
+        [source] = context.reading.sources
+        text = source.text if len(source.text) <= 90 else source.text[-64:]
+        assert context.prompt == spelled(QUESTION, "refine", [text], "")
+        lengths.add(len(source.text) > 90)
+    assert lengths == {True, False}
+    for snapshot in saved:
+        assert tree_as_json(run(Chains(), tree=restore_tree(snapshot), **options)[1].tree) == tree_as_json(whole.tree)
 
 
 @pytest.mark.parametrize("lacking", [{"compose": None}, {"prefill": Prefill((), "It")}])
