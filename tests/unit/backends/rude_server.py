@@ -89,7 +89,7 @@ class RudeServer:
             await asyncio.gather(working, gone, return_exceptions=True)
 
 
-def head(status: int = 200, kind: str = "application/json", **headers: object) -> bytes:
+def head(status: int = 200, kind: str = "application/json", **headers: str) -> bytes:
     named = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
     return f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\nConnection: close\r\n{named}\r\n".encode()
 
@@ -98,7 +98,7 @@ def event(data: Any) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def replies(status: int, body: Any = ANSWER, **headers: object) -> Behaviour:
+def replies(status: int, body: Any = ANSWER, **headers: str) -> Behaviour:
     async def behave(write: Write, request: Request) -> None:
         await write(head(status, **headers) + json.dumps(body).encode())
 

@@ -1,6 +1,7 @@
 """What limits the calls to a backend: by the minute exactly, and at a time within bounds."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=60)
 @given(EVENTS, st.integers(1, 300))
-def test_the_limit_of_calls_stays_within_its_bounds(events: Sequence[tuple], most: int) -> None:
+def test_the_limit_of_calls_stays_within_its_bounds(events: Sequence[tuple[Any, ...]], most: int) -> None:
     limit = CallLimit(most)
     for kind, *figures in events:
         if kind == "answer":
@@ -106,5 +107,14 @@ def test_usage_is_the_backends_or_an_estimate_that_says_so() -> None:
     assert of(usage(9, 3, 99)) == Usage(9, 3, 9)
     assert of(usage(9, 3, "many")) == Usage(9, 3)
     estimate = Usage(8, 3, estimated=True)
-    wrong = [{}, {"usage": None}, usage(9, 0), usage(9, 9), usage(0, 3), usage(-1, 3), usage(9, 2.5), usage(True, "3")]
+    wrong: list[dict[str, object]] = [
+        {},
+        {"usage": None},
+        usage(9, 0),
+        usage(9, 9),
+        usage(0, 3),
+        usage(-1, 3),
+        usage(9, 2.5),
+        usage(True, "3"),
+    ]
     assert [of(each) for each in wrong] == [estimate] * len(wrong)

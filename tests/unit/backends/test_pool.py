@@ -41,7 +41,7 @@ STREAM = head(kind="text/event-stream")
 
 FAULTS: dict[str, tuple[Fault, bool, Behaviour]] = {
     "cut before headers": (Fault.CUT, False, says(b"")),
-    "cut in the body": (Fault.CUT, False, says(head(Content_Length=100) + b'{"choices"')),
+    "cut in the body": (Fault.CUT, False, says(head(Content_Length="100") + b'{"choices"')),
     "cut in an event": (Fault.CUT, True, says(STREAM + event(EVENTS[0]) + b"data: {")),
     "stream without its end": (Fault.CUT, True, streams(*EVENTS, done=b"")),
     "no HTTP": (Fault.CUT, False, says(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")),
