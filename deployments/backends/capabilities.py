@@ -185,7 +185,7 @@ class _Probes:
     async def _seeds(self, sampling: Json) -> bool:
         texts = [await self._text({**sampling, "seed": seed}) for seed in (SEEDS[0], *SEEDS)]
         same, others = texts[0] == texts[1], len(set(texts[1:])) > 1
-        holds = None not in texts and same and others
+        holds = all(text is not None for text in texts) and same and others
         shown = (
             f"the same seed {'the same' if same else 'other'} text, other seeds {'others' if others else 'the same'}"
         )
