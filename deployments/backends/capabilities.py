@@ -193,7 +193,7 @@ class _Probes:
         return holds
 
     async def _schemas(self) -> bool:
-        schema = {"type": "object", "properties": {"word": {"enum": [WORD]}}, "required": ["word"]}
+        schema: Json = {"type": "object", "properties": {"word": {"enum": [WORD]}}, "required": ["word"]}
         schema["additionalProperties"] = False
         given = {"name": "answer", "strict": True, "schema": schema}
         extra = {"response_format": {"type": "json_schema", "json_schema": given}, self._limit: 4 * TOKENS}
