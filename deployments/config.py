@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
-from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.backends.prm_settings import AnyPrmSettings
+from deployments.backends.settings import BackendSettings
+from deployments.engines.rewards import execution_of
 from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
@@ -32,6 +34,7 @@ from search.answers.extraction import extract_answer
 from search.answers.programs import program_answer
 from search.budget import MAX_SECONDS, Budget
 from search.ports import ToolRequest
+from search.run.bill import Prices
 from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
@@ -529,7 +532,7 @@ class AppConfig(Settings):
     """All settings of an application, under ``args`` of ``serve_config.yaml``."""
 
     generator: GeneratorSettings = GeneratorSettings()
-    prm: PrmSettings = StepHeadSettings()
+    prm: AnyPrmSettings = StepHeadSettings()
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
@@ -539,6 +542,12 @@ class AppConfig(Settings):
         pattern="^(DEBUG|INFO|WARNING|ERROR)$",
         description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
     )
+
+    @property
+    def prices(self) -> Prices:
+        """What the tokens of models cost that other servers serve."""
+        priced = (each.price if isinstance(each, BackendSettings) else None for each in (self.generator, self.prm))
+        return Prices(*(price and price.price for price in priced))
 
     @property
     def execution(self) -> ExecutionSettings | None:

@@ -111,7 +111,10 @@ class BackendSettings(KeySettings):
         None, description="Where the server is: `http://host:8000`, or the base URL of OpenAI clients."
     )
     urls: tuple[Annotated[UrlSettings, BeforeValidator(_with_url)], ...] = Field(
-        (), max_length=64, description="Several of them instead, which serve the same model: each a URL, or a mapping."
+        (),
+        max_length=64,
+        description="Several instead, which serve the same model: each a URL, or a mapping of `url`, `weight`, and "
+        "`api_key_env` or `api_key_file`.",
     )
     ca_file: Path | None = Field(
         None,
