@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from deployments.engines.settings import Settings
+from deployments.engines.settings import Delimiter, ReplicaSettings, Settings
 from search.run.bill import Price
 
 
@@ -98,11 +98,6 @@ class PriceSettings(Settings):
         None, ge=0, description="Price of a million prompt tokens that the backend had in its cache. Unset: as `input`."
     )
 
-    @property
-    def price(self) -> Price:
-        """The same for `search.run.bill.Prices`."""
-        return Price(self.input, self.output, self.input if self.cached_input is None else self.cached_input)
-
 
 class BackendSettings(KeySettings):
     """The URLs of a model that another server serves, and how they are called."""
@@ -147,7 +142,7 @@ class BackendSettings(KeySettings):
         description="Maximum tokens in any minute, prompts and generated ones, as `calls_per_minute`. A call counts "
         "with the most that it may take until the server says what it took.",
     )
-    price: PriceSettings | None = Field(None, description="For the cost in the bill of a search.")
+    price: PriceSettings | None = Field(None, description="For the price in the bill of a search.")
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
@@ -168,6 +163,13 @@ class BackendSettings(KeySettings):
             each if has_own else each.model_copy(update=shared) for each, has_own in zip(self.urls, own, strict=True)
         )
 
+    @property
+    def token_price(self) -> Price | None:
+        """The price for `search.run.bill.Prices`."""
+        if (price := self.price) is None:
+            return None
+        return Price(price.input, price.output, price.input if price.cached_input is None else price.cached_input)
+
     def tls(self) -> ssl.SSLContext:
         """What connections are verified by.
 
@@ -179,3 +181,19 @@ class BackendSettings(KeySettings):
         except OSError as error:  # ssl.SSLError among them
             reason = error.strerror or "it has no certificates in PEM"
             raise ValueError(f"ca_file: the file {self.ca_file} cannot be used: {reason}") from None
+
+
+class UrlGeneratorSettings(BackendSettings):
+    """A generator that another server serves, in place of an engine."""
+
+    model: str | None = Field(
+        None, min_length=1, description="The server's name of the model. Unset: the only one that it has."
+    )
+    served_name: str = Field("", description="Model name at the HTTP endpoint. Empty: the server's name of it.")
+    step_delimiter: Delimiter = Field(
+        "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
+    )
+    max_model_len: int = Field(
+        0, ge=0, le=1_048_576, description="Context length, tokens. 0: as the server tells, else 8192."
+    )
+    replicas: ReplicaSettings = ReplicaSettings()
