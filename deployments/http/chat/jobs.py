@@ -102,7 +102,8 @@ class Jobs:
         self._live = live
         self._calls = calls
         self._context = config.generator.max_model_len
-        self._batch = 1 if config.backend else config.generator_engine.max_num_seqs
+        self._is_backend = config.backend is not None
+        self._batch = 1 if self._is_backend else config.generator_engine.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
@@ -299,7 +300,7 @@ class Jobs:
             BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
-        if isinstance(self._encoder, MessageEncoder):
+        if self._is_backend:
             raise BadRequest(NO_TOKEN_BEAM, None, "unsupported_value")
         given = body.prompts()
         limits = self._limits(key)
