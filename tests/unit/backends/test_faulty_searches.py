@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_faults import FAULTS, IMPATIENT, KEY
 from rude_server import RudeServer
-from test_generator import ALL, searched
-from test_pool import FAULTS, IMPATIENT, KEY
 
 from deployments.backends.errors import Fault
 from deployments.backends.generator import UrlGenerator
@@ -20,6 +19,7 @@ from search.errors import GeneratorError
 from search.run.report import SearchOutcome, StopReason
 from search.snapshot import save_tree, tree_as_json
 from search.tree import NodeId
+from tests.unit.backends.test_generator import ALL, searched
 from tests.unit.backends.text_model import LocalModel, TextModel
 
 VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8, "seed": 3, "max_step_tokens": 12}
