@@ -283,6 +283,12 @@ class UrlGenerator:
             for text, count, span in zip(texts, counts, pairwise(ends), strict=True)
         ]
         steps[-1] = steps[-1]._replace(end=written.end)
+        if written.token_ids and written.logprobs and len(written.token_ids) == len(written.logprobs):
+            each = tuple(logprob for _, logprob in written.logprobs)
+            steps = [
+                step._replace(token_ids=written.token_ids[begin:end], token_logprobs=each[begin:end], counted=None)
+                for step, (begin, end) in zip(steps, pairwise(ends), strict=True)
+            ]
         if written.thinking:
             opening, closing = THINKING
             text = opening + written.thinking + (closing if written.text.strip() else "")

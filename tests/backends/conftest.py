@@ -1,6 +1,8 @@
 """Servers as published, started once each, that Banyan searches in front of."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +24,13 @@ def started(command: list[str], port: int, path: str, log: Path, **environment: 
     """The URL of a server, once it answers at ``path``."""
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+        server = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            preexec_fn=_end_with_parent,
+        )
     try:
         deadline = time.monotonic() + START_S
         while not _answers(url + path):
@@ -66,6 +74,12 @@ def llama_cpp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", "2048"]
     with started(command, port, "/v1/models", tmp_path_factory.mktemp("llama") / "log") as url:
         yield url
+
+
+def _end_with_parent() -> None:
+    """Has Linux end this process when its parent ends, however that ends: a server would outlive tests that are killed,
+    and hold its port and whatever lock they hold."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _answers(url: str) -> bool:

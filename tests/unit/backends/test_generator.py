@@ -169,10 +169,14 @@ async def test_token_ids_of_a_step_are_those_that_the_backend_wrote() -> None:
     async with TextModel().served() as pool:
         request = asked(StopCondition.STEP, prefix=prefix, messages="", logprobs=True)
         [child] = await children(UrlGenerator(pool, ALL), request)
-    [step] = child.steps
-    assert "".join(map(chr, step.token_ids)) == step.text
-    assert step.counted is None
-    assert step.logprob is not None
+        whole = asked(StopCondition.SOLUTION, 8, prefix=prefix, messages="", logprobs=True)
+        solutions = await children(UrlGenerator(pool, ALL), whole)
+    assert len(child.steps) == 1
+    assert max(len(solution.steps) for solution in solutions) > 1
+    for step in (*child.steps, *(step for solution in solutions for step in solution.steps)):
+        assert "".join(map(chr, step.token_ids)) == step.text
+        assert (step.counted, step.logprob) == (None, -len(step.text))
+        assert step.token_logprobs == (-1.0,) * len(step.text)
 
 
 async def test_a_tree_of_token_ids_goes_on_behind_the_ids_that_the_backend_wrote() -> None:

@@ -161,8 +161,10 @@ class TextModel:
             content = [{"token": token, "logprob": -float(len(token))} for token in tokens]
             rest = {"logprobs": {"content": content}}
         if body.get("return_token_ids"):
-            rest["token_ids"] = [ord(letter) for token in tokens for letter in token]
             tokens = list("".join(tokens))
+            rest["token_ids"] = [*map(ord, tokens)]
+            if rest.get("logprobs"):
+                rest["logprobs"] = {"tokens": tokens, "token_logprobs": [-1.0] * len(tokens)}
         said: dict[str, Any] = {"content": "".join(tokens)}
         deltas = [{"content": token} for token in tokens]
         if thought:
