@@ -41,6 +41,8 @@ class Continuing(StrEnum):
     """With ``continue_final_message`` (vLLM, SGLang)."""
     ALWAYS = "always"
     """Whenever the last message is the assistant's (llama.cpp, Anthropic)."""
+    TOKEN_IDS = "token_ids"
+    """By the token ids of a path, which the search has where it has the model's tokenizer."""
 
 
 class Finding(NamedTuple):
@@ -83,6 +85,17 @@ class Capabilities:
     limit_name: str = "max_tokens"
     """The field that limits the tokens of a reply."""
     findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
+
+    def with_tokenizer(self) -> "Capabilities":
+        """What it can do where prompts are token ids.
+
+        Raises:
+            ValueError: it takes none, or the model thinks: `/v1/completions` does not tell thinking apart.
+        """
+        if not self.token_ids or self.thinks:
+            why = "its model thinks" if self.thinks else "it takes and returns no token ids"
+            raise ValueError(f"of no use to the backend of {self.model!r}: {why}")
+        return replace(self, continues=Continuing.TOKEN_IDS)
 
     def lacks(self, settings: SearchSettings) -> str | None:
         """Why the backend cannot run this search; None if it can. The reason begins with a setting's name."""

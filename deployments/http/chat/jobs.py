@@ -40,6 +40,7 @@ from search.tools.listing import listed
 from search.tree import Prefill
 
 NO_BACKEND_TOOLS = "tools: not yet supported in front of a backend (generator.url)"
+NO_BACKEND_LOGPROBS = "logprobs: the tokens of a backend (generator.url) are known where generator.tokenizer is set"
 NO_TOKEN_BEAM = "token-level beam search needs an engine; this server is in front of a backend (generator.url)"
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Variables by which chat templates ask for no thinking, if they are false."""
@@ -102,7 +103,8 @@ class Jobs:
         self._live = live
         self._calls = calls
         self._context = config.generator.max_model_len
-        self._batch = 1 if config.backend else config.generator_engine.max_num_seqs
+        self._is_backend = config.backend is not None
+        self._batch = 1 if self._is_backend else config.generator_engine.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
@@ -141,6 +143,8 @@ class Jobs:
         elif tools:
             default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)
+        if isinstance(self._encoder, MessageEncoder) and request.logprobs:
+            raise BadRequest(NO_BACKEND_LOGPROBS, "logprobs", "unsupported_parameter")
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
@@ -299,7 +303,7 @@ class Jobs:
             BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
-        if isinstance(self._encoder, MessageEncoder):
+        if self._is_backend:
             raise BadRequest(NO_TOKEN_BEAM, None, "unsupported_value")
         given = body.prompts()
         limits = self._limits(key)

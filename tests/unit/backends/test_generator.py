@@ -22,10 +22,11 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
-from tests.unit.backends.text_model import DELIMITER, MODEL, LocalModel, TextModel
+from tests.unit.backends.text_model import CONTEXT, DELIMITER, MODEL, PROMPT_TOKENS, LocalModel, TextModel
 from tests.unit.search.search_fakes import FakeScorer
 
 CHAT = json.dumps([{"role": "user", "content": "How much is it?"}])
+PROMPT = Prompt(messages=CHAT, counted=7)
 ALL = Capabilities(
     MODEL,
     2048,
@@ -43,13 +44,13 @@ ALL = Capabilities(
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 3, "max_step_tokens": 12, "max_depth": 6}
 
 
-async def searched(generator: Generator, settings: dict[str, Any], **options: Any) -> SearchOutcome:
+async def searched(
+    generator: Generator, settings: dict[str, Any], prompt: Prompt = PROMPT, **options: Any
+) -> SearchOutcome:
     matcher = AnswerMatcher()
     try:
         environment = SearchEnvironment(generator, FakeScorer(), 2048, matcher)
-        return await run_search(
-            "?", Prompt(messages=CHAT, counted=7), parse_search(settings), environment, search_id="s", **options
-        )
+        return await run_search("?", prompt, parse_search(settings), environment, search_id="s", **options)
     finally:
         matcher.close()
 
@@ -137,6 +138,20 @@ async def test_a_branch_that_fails_ends_the_call_behind_all_others() -> None:
     assert sorted(arrived) == [0, 2, 3]
 
 
+async def test_a_branch_that_the_context_cannot_hold_is_as_long_as_it_can() -> None:
+    server = TextModel()
+    async with server.served() as pool:
+        generator = UrlGenerator(pool, ALL)
+        request = asked(StopCondition.SOLUTION)
+        [item] = request.expansions
+        long = request._replace(expansions=(item._replace(branches=(Branch(0, 1, CONTEXT - 3),)),))
+        for _ in range(2):
+            [child] = await children(generator, long)
+            assert child.steps
+    limits = [body["max_tokens"] for body in server.bodies]
+    assert limits == [CONTEXT - 3, 1, CONTEXT - PROMPT_TOKENS, CONTEXT - PROMPT_TOKENS]
+
+
 async def test_thinking_that_is_told_apart_is_the_beginning_of_the_first_step() -> None:
     thought = ThoughtRequest(opened=False, max_tokens=64, closes=False, solution_tokens=64)
     async with TextModel(thinks=True).served() as pool:
@@ -154,10 +169,27 @@ async def test_token_ids_of_a_step_are_those_that_the_backend_wrote() -> None:
     async with TextModel().served() as pool:
         request = asked(StopCondition.STEP, prefix=prefix, messages="", logprobs=True)
         [child] = await children(UrlGenerator(pool, ALL), request)
-    [step] = child.steps
-    assert "".join(map(chr, step.token_ids)) == step.text
-    assert step.counted is None
-    assert step.logprob is not None
+        whole = asked(StopCondition.SOLUTION, 8, prefix=prefix, messages="", logprobs=True)
+        solutions = await children(UrlGenerator(pool, ALL), whole)
+    assert len(child.steps) == 1
+    assert max(len(solution.steps) for solution in solutions) > 1
+    for step in (*child.steps, *(step for solution in solutions for step in solution.steps)):
+        assert "".join(map(chr, step.token_ids)) == step.text
+        assert (step.counted, step.logprob) == (None, -len(step.text))
+        assert step.token_logprobs == (-1.0,) * len(step.text)
+
+
+async def test_a_tree_of_token_ids_goes_on_behind_the_ids_that_the_backend_wrote() -> None:
+    prompt = tuple(map(ord, "How much?"))
+    server, can = TextModel(continues=""), replace(ALL, continues=Continuing.NO).with_tokenizer()
+    async with server.served() as pool:
+        outcome = await searched(UrlGenerator(pool, can), BEAM, prompt=Prompt(prompt))
+    nodes = [node for node in outcome.tree.nodes if node.step]
+    assert max(node.depth for node in nodes) > 1
+    assert all("".join(map(chr, node.token_ids)) == node.text for node in nodes)
+    # Blank steps are asked for again behind what is blank.
+    paths = {f"How much?{node.text}".rstrip("\n") for node in (outcome.tree.root, *nodes)}
+    assert {"".join(map(chr, body["prompt"])).rstrip("\n") for body in server.bodies} <= paths
 
 
 async def test_log_probabilities_are_those_of_each_steps_tokens() -> None:
@@ -277,10 +309,17 @@ async def test_a_backend_is_asked_once_when_the_application_is_built() -> None:
             "controller": {"default_search": {"strategy": "self_consistency", "top_k": 3}},
         }
         await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))
+        tokens = {"generator": {"url": url, "tokenizer": "some/model"}}
+        _, can = await asyncio.to_thread(asked_backend, AppConfig.model_validate(tokens))
+        assert can is not None
+        assert can.continues is Continuing.TOKEN_IDS
         another = AppConfig.model_validate({"generator": {"url": url, "model": "another"}})
         with pytest.raises(ValueError, match=f"generator.model: .* it has: {MODEL}"):
             await asyncio.to_thread(asked_backend, another)
-    async with TextModel(sampling=False).served() as pool:
+    async with TextModel(sampling=False, token_ids=False).served() as pool:
+        tokens["generator"]["url"] = pool.status()[0].url
+        with pytest.raises(ValueError, match=r"generator\.tokenizer: .*no token ids"):
+            await asyncio.to_thread(asked_backend, AppConfig.model_validate(tokens))
         beam["generator"] = {"url": pool.status()[0].url}
         with pytest.raises(ValueError, match=r"controller\.default_search\.top_k: "):
             await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))
@@ -305,3 +344,4 @@ async def test_the_replica_has_the_methods_of_a_generators_replica() -> None:
         await anext(replica.expand(asked(StopCondition.SOLUTION)._replace(model="another")))
     with pytest.raises(GeneratorError, match="unreachable"):
         await replica.canary()
+    await replica._pool.aclose()
