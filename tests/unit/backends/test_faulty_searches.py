@@ -65,7 +65,7 @@ async def test_a_url_that_does_everything_wrong_changes_no_tree(first: int, fold
         outcome = await searched(UrlGenerator(pool, ALL), VOTE)
         left = [*left_by(outcome, pool, folder)]
         await pool.aclose()
-    assert len(rude.requests) >= VOTE["n"]
+    assert rude.requests
     assert outcome.stop_reason is StopReason.FINISHED
     assert texts(outcome) == texts(local)
     assert outcome.selection.answer == local.selection.answer
