@@ -6,17 +6,18 @@ import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.limits import CallLimit, MinuteLimit
 from deployments.backends.settings import BackendSettings, UrlSettings
 from deployments.backends.usage import BYTES_PER_TOKEN, Usage
-from deployments.backends.wire import Exchange, Json, ReplyLimits
+from deployments.backends.wire import Exchange, Json, ReplyLimits, new_session
 
 logger = logging.getLogger("banyan.backends")
 
@@ -59,12 +60,13 @@ class UrlStatus(NamedTuple):
 class _Endpoint:
     """A URL with its connections, its key, and what is known of how it does."""
 
-    def __init__(self, settings: UrlSettings, transport: httpx.AsyncBaseTransport, most: int) -> None:
+    def __init__(self, settings: UrlSettings, connect: Callable[[], aiohttp.ClientSession], most: int) -> None:
         self.url = settings.url
         self.weight = settings.weight
         self._has_path = bool(urlsplit(self.url).path)
         self.key = settings.read_key()
-        self.transport = transport
+        self._connect = connect
+        self._session: aiohttp.ClientSession | None = None
         self.limit = CallLimit(most)
         self.calls = 0
         self.rests_until = 0.0
@@ -77,6 +79,17 @@ class _Endpoint:
         self._left_until = 0.0
         self._busy = 0
         """Refusals for load in a row."""
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Its connections; for use in the event loop of the first call."""
+        if self._session is None:
+            self._session = self._connect()
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
     @property
     def is_left(self) -> bool:
@@ -158,11 +171,8 @@ class Pool:
         """Raises ValueError, with the setting's name, when a key or a certificate cannot be read."""
         self._settings = settings
         tls = settings.tls()
-        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
-        self._endpoints = [
-            _Endpoint(each, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=kept), settings.max_calls)
-            for each in settings.endpoints
-        ]
+        connect = partial(new_session, tls, settings.connect_s, KEEPALIVE_S)
+        self._endpoints = [_Endpoint(each, connect, settings.max_calls) for each in settings.endpoints]
         self._calls = MinuteLimit(settings.calls_per_minute)
         self._tokens = MinuteLimit(settings.tokens_per_minute)
         self._line = asyncio.Lock()
@@ -198,7 +208,7 @@ class Pool:
     async def aclose(self) -> None:
         """Closes all connections."""
         for each in self._endpoints:
-            await each.transport.aclose()
+            await each.close()
 
     def status(self) -> list[UrlStatus]:
         """How each URL does."""
@@ -230,10 +240,8 @@ class Pool:
         """One attempt."""
         settings = self._settings
         async with self._place(call) as (endpoint, told):
-            limits = ReplyLimits(
-                settings.connect_s, settings.reply_s, settings.idle_s, settings.max_reply_bytes, call.deadline
-            )
-            exchange = Exchange(endpoint.transport, endpoint.url, endpoint.target(call.path), endpoint.key, limits)
+            limits = ReplyLimits(settings.reply_s, settings.idle_s, settings.max_reply_bytes, call.deadline)
+            exchange = Exchange(endpoint.session, endpoint.url, endpoint.target(call.path), endpoint.key, limits)
             async with aclosing(exchange.replies(call.method, call.body, call.streamed)) as replies:
                 async for reply in replies:
                     told(Usage.told(reply))

@@ -344,3 +344,4 @@ async def test_the_replica_has_the_methods_of_a_generators_replica() -> None:
         await anext(replica.expand(asked(StopCondition.SOLUTION)._replace(model="another")))
     with pytest.raises(GeneratorError, match="unreachable"):
         await replica.canary()
+    await replica._pool.aclose()
