@@ -1,8 +1,6 @@
 """Servers as published, started once each, that Banyan searches in front of."""
 
-import ctypes
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,12 +22,12 @@ def started(command: list[str], port: int, path: str, log: Path, **environment: 
     """The URL of a server, once it answers at ``path``."""
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
+        # It ends with this process, however that ends: it would keep its port, and whatever lock it has inherited.
         server = subprocess.Popen(
-            command,
+            ["setpriv", "--pdeathsig", "TERM", *command],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
-            preexec_fn=_end_with_parent,
         )
     try:
         deadline = time.monotonic() + START_S
@@ -74,12 +72,6 @@ def llama_cpp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", "2048"]
     with started(command, port, "/v1/models", tmp_path_factory.mktemp("llama") / "log") as url:
         yield url
-
-
-def _end_with_parent() -> None:
-    """Has Linux end this process when its parent ends, however that ends: a server would outlive tests that are killed,
-    and hold its port and whatever lock they hold."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _answers(url: str) -> bool:

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from search.run.runner import run_search
 from search.settings import parse_search
 from tests.unit.search.search_fakes import FakeScorer
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and torch about themselves
 PROBLEMS = [problem.text for problem in itertools.islice(draw_problems(Split.TEST, seed=64), 6)]
 VOTE = {"strategy": "self_consistency", "n": 8, "seed": 7}
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 7}
@@ -107,7 +109,7 @@ async def test_vllm_ends_what_a_closed_call_asked_for(vllm_url: str, streamed: b
             lines = (await metrics.get("/metrics")).text.splitlines()
             return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
-        calls = UrlGenerator(pool, can if not streamed else _streaming(can))
+        calls = UrlGenerator(pool, replace(can, cancels=not streamed))
         branches = tuple(Branch(index, index, 900) for index in range(8))
         # At this temperature the model hardly ever ends.
         item, hot = ExpandItem((), (), branches, messages=chat(PROBLEMS[0])), Sampling(temperature=2.0)
@@ -143,9 +145,3 @@ async def test_llama_cpp_votes(llama_cpp_url: str) -> None:
     assert len(first.tree.terminals) + first.tree.repeated == 4
     if can.seeds:
         assert texts(first) == texts(again)
-
-
-def _streaming(can: Capabilities) -> Capabilities:
-    from dataclasses import replace
-
-    return replace(can, cancels=False)
