@@ -226,6 +226,7 @@ class _Search:
         self._solver = environment.solver
         self._hook = environment.step_hook
         self._matcher = None if json_schema else environment.matcher
+        self._embedding = environment.text_embedding
         self._json_schema = json_schema
         self._tool = environment.tool if settings.tools and not json_schema else None
         self._scores_prefill = settings.score_prefill
@@ -310,7 +311,7 @@ class _Search:
         if not ends:
             ends = [await self._best_open_path(reason)]
         wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
-        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike)
+        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike, self._embedding)
         sample = await sample_tokens(ends, self._tree, self._strategy, alike)
         outcome = SearchOutcome(
             search_id=self._search_id,
