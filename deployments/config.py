@@ -207,6 +207,25 @@ class AnswerCacheSettings(Settings):
         return threshold
 
 
+class TextAnswerSettings(Settings):
+    """How answers that are free text are compared ([free-text.md](free-text.md)). Unset: only equal texts are alike."""
+
+    embedding: str = Field(
+        description="package.module:function, plain or async, that returns an embedding vector for each of a list of "
+        "texts: the solutions of a search in which no answer can be extracted."
+    )
+    threshold: float = Field(gt=0, le=1, description="Minimum cosine similarity of two texts that mean the same.")
+    embedding_timeout_s: float = Field(
+        5.0, gt=0, le=60, description="Timeout of an embedding call, seconds; after it only equal texts are alike."
+    )
+
+    @field_validator("embedding")
+    @classmethod
+    def _is_a_function(cls, path: str) -> str:
+        imported_function(path)
+        return path
+
+
 class StepHookSettings(Settings):
     """A function that sees every new step before it is scored ([step-hooks.md](step-hooks.md)). Off unless set."""
 
@@ -381,6 +400,7 @@ class ControllerSettings(Settings):
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None
+    text_answers: TextAnswerSettings | None = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("strategies")

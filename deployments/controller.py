@@ -36,6 +36,7 @@ from deployments.scaling.pressure import PRESSURE
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
+from deployments.service.embedding import TextEmbedder
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
@@ -102,6 +103,7 @@ class SearchControllerReplica:
         self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_clusters)
+        self._texts = TextEmbedder.of(controller.text_answers)
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
         )
@@ -120,6 +122,7 @@ class SearchControllerReplica:
             solver=self._solver,
             fallback=controller.fallback,
             extract_answer=controller.extractor,
+            text_embedding=self._texts,
             step_hook=(
                 controller.step_hook.hook(partial(encoder.encode_text, written=True), self._telemetry.hook_called)
                 if controller.step_hook
@@ -269,7 +272,16 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_schemas", "_tool_calls", "_code_answers", "_telemetry", "_answers"):
+        for name in (
+            "_matcher",
+            "_solver",
+            "_schemas",
+            "_tool_calls",
+            "_code_answers",
+            "_telemetry",
+            "_answers",
+            "_texts",
+        ):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 

@@ -90,6 +90,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             *head.notes,
             *_choices_notes(head, outcome),
             *_unread_notes(outcome),
+            *_text_notes(outcome),
             *_hook_notes(outcome),
             *_tool_notes(outcome),
             *_cached_notes(outcome),
@@ -134,6 +135,14 @@ def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
 def _unread_notes(outcome: SearchOutcome) -> list[str]:
     unread = outcome.selection.unread
     return [f"answers that took too long to read and were compared as text: {unread}"] if unread else []
+
+
+def _text_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note if no path had an answer, so that whole texts were compared."""
+    groups = outcome.selection.text_groups
+    return (
+        [f"no answer could be extracted, so whole texts were compared; meanings among them: {groups}"] if groups else []
+    )
 
 
 def _hook_notes(outcome: SearchOutcome) -> list[str]:

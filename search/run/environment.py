@@ -8,6 +8,7 @@ from typing import Protocol
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
+from search.answers.meaning import TextEmbedding
 from search.ports import Generator, StepScorer, ToolRequest
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
@@ -50,6 +51,8 @@ class SearchEnvironment:
     extract_answer: AnswerExtractor = extract_answer
     json_answer: AnswerExtractor = json_answer
     """The answer of a path that a JSON schema holds."""
+    text_embedding: TextEmbedding | None = None
+    """Says which texts mean the same, for votes in which no path has an answer; None: only equal texts do."""
     solver: Solver = field(default_factory=Solver)
     step_hook: StepHook | None = None
     """Sees every new step before it is scored."""

@@ -148,7 +148,7 @@ class Results:
         self._cost.written_steps += written.nodes
         self._cost.generated_tokens += written.tokens
         self._cost.thinking_tokens += sum(step.thinking_tokens for step in child.steps)
-        self._cost.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
+        self._cost.prefix_tokens += self._limits.prompt.size + self._tree[child.parent].path_tokens
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
         self._cost.ahead_branches += child.ahead
