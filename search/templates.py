@@ -47,9 +47,6 @@ class Template(BaseModel):
         description="Text before the number of the chosen solution in a reply, as the prompt asks for it. Empty: the "
         "reply chooses none.",
     )
-    solves: bool = Field(
-        True, description="Whether the reply is a solution, which then begins as the request has its answer begin."
-    )
     source: str = Field("", description="Where the prompt comes from.")
 
     @field_validator("prompt")
@@ -115,7 +112,6 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
             source="GenSelect, arXiv 2504.16891 and 2507.17797",
             first=0,
             choice="Judgment:",
-            solves=False,
             candidate="Solution {number}: {text}",
             prompt="""\
 You will be given a problem followed by solutions that are numbered from 0. Your task is to systematically analyze \
@@ -178,7 +174,6 @@ form that the problem asks for.""",
         ),
         "critique": Template(
             source="The feedback step of Self-Refine, arXiv 2303.17651",
-            solves=False,
             candidate="---- Candidate ----\n{text}",
             prompt="""\
 You are given a problem and a candidate solution, which may contain errors. To find them, go through the solution step \

@@ -14,8 +14,6 @@ class Chat(NamedTuple):
     """The turns for the generator's chat template, the operator's included."""
     template_kwargs: Mapping[str, Any] | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    prefill: tuple[int, ...] = ()
-    """Token ids with which every solution begins."""
 
 
 class Encoder(Protocol):
@@ -49,5 +47,6 @@ class ContextPrompts:
         if (found := self._templates.get(template)) is None:
             raise ValueError(f"there is no template {template!r}; there are: {', '.join(self._templates)}")
         messages = composed(chat.messages, found, shown, note)
-        ids = self._encoder.encode_chat(messages, template_kwargs=chat.template_kwargs, tools=chat.tools)
-        return Prompt((*ids, *chat.prefill) if found.solves else tuple(ids))
+        return Prompt(
+            tuple(self._encoder.encode_chat(messages, template_kwargs=chat.template_kwargs, tools=chat.tools))
+        )

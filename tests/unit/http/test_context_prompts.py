@@ -24,14 +24,6 @@ def test_the_prompt_is_that_of_the_chat_with_the_template_for_the_question() -> 
     assert text_of(CHAT._replace(tools=[tool]), "fuse", "a") == "".join(map(chr, with_tools))
 
 
-@pytest.mark.parametrize(
-    ("template", "begins"), [("fuse", True), ("refine", True), ("select", False), ("critique", False)]
-)
-def test_only_solutions_begin_as_the_answer_has_to(template: str, begins: bool) -> None:
-    prefilled = CHAT._replace(prefill=tuple(map(ord, "Because")))
-    assert text_of(prefilled, template, "a") == text_of(CHAT, template, "a") + "Because" * begins
-
-
 def test_an_unknown_template_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match="no template 'debate'; there are: select, fuse, refine, critique"):
         text_of(CHAT, "debate", "a")
