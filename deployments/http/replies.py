@@ -63,12 +63,12 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt and the texts of the step hook once, and every token generated on any branch, of which
-    all but the content of the answering path are reasoning; zero for an answer from the cache."""
+    """Token counts: the prompt, those of contexts and the texts of the step hook once, and every token generated on any
+    branch, of which all but the content of the answering path are reasoning; zero for an answer from the cache."""
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
-    read = head.prompt_tokens + cost.hook_tokens + cost.tool_tokens
+    read = head.prompt_tokens + cost.context_prompt_tokens + cost.hook_tokens + cost.tool_tokens
     content_tokens = cost.answer_tokens and cost.answer_tokens - thinking_tokens(outcome, head.wanted.spell)
     return {
         "prompt_tokens": read,

@@ -89,6 +89,12 @@ class SearchCost(BaseModel):
     """Number of ``prefix_tokens`` whose KV came from a cache."""
     root_cached_tokens: int = 0
     """Most cached prompt tokens of any child of the root: tokens cached before the search began."""
+    contexts: int = Field(0, exclude_if=_is_zero)
+    """Contexts that were begun: prompts that show the model other solutions."""
+    context_prompt_tokens: int = Field(0, exclude_if=_is_zero)
+    """Tokens of their prompts, each once."""
+    unread_sources: int = Field(0, exclude_if=_is_zero)
+    """Solutions that were left out of these prompts because the context length has no room for them."""
     given_back_branches: int = 0
     """Branches that the generator gave back for lack of KV memory (``clamp: shrink``)."""
     waiting_branches: int = 0
@@ -217,6 +223,16 @@ class RoundStarted(NamedTuple):
     """Number of branches requested."""
 
 
+class ContextStarted(NamedTuple):
+    """A context is begun: the next branches of its own continue a prompt that shows other solutions."""
+
+    context: NodeId
+    sources: tuple[NodeId, ...]
+    """The last nodes of the paths that it shows, in order."""
+    template: str
+    prompt_tokens: int
+
+
 class StepScored(NamedTuple):
     """A step is complete: written, and scored if the strategy needs rewards. There is exactly one event per step,
     repeated ones included. Of siblings with the same text, the lowest id represents the text, not the first event."""
@@ -270,6 +286,6 @@ class SearchFinished(NamedTuple):
     outcome: SearchOutcome
 
 
-SearchEvent = SearchStarted | RoundStarted | StepScored | StepsPruned | SearchFinished
+SearchEvent = SearchStarted | RoundStarted | ContextStarted | StepScored | StepsPruned | SearchFinished
 EventSink = Callable[[SearchEvent], None]
 """A callback for the events, called by the search in order. It must not block; an exception from it ends the search."""
