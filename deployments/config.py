@@ -26,6 +26,7 @@ from deployments.engines.settings import (
 )
 from deployments.engines.yaml_values import as_meant
 from deployments.store import StoreSettings
+from deployments.templates_file import TemplatesSetting
 from kvstore.settings import CacheSettings
 from search.answers.checks import MAX_CHECKS
 from search.answers.extraction import extract_answer
@@ -36,6 +37,7 @@ from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
 from search.strategies.catalog import Catalog, catalog_of
+from search.templates import TEMPLATES, Template
 from search.tools.import_path import imported_async_function, imported_function
 
 PROGRAM = "program"
@@ -401,6 +403,7 @@ class ControllerSettings(Settings):
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None
     text_answers: TextAnswerSettings | None = None
+    templates: TemplatesSetting = Field(default_factory=dict)
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("strategies")
@@ -450,6 +453,11 @@ class ControllerSettings(Settings):
     def catalog(self) -> Catalog:
         """All strategies that a request may name."""
         return catalog_of(self.strategies)
+
+    @property
+    def known_templates(self) -> dict[str, Template]:
+        """The templates of contexts by name: the operator's own, and the default ones that these do not replace."""
+        return {**TEMPLATES, **self.templates}
 
     @property
     def extractor(self) -> AnswerExtractor:

@@ -36,6 +36,7 @@ from deployments.scaling.pressure import PRESSURE
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
+from deployments.service.contexts import ContextPrompts
 from deployments.service.embedding import TextEmbedder
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
@@ -128,6 +129,7 @@ class SearchControllerReplica:
                 if controller.step_hook
                 else None
             ),
+            compose=ContextPrompts(encoder, controller.known_templates),
             tool=controller.tools.python.request if controller.tools.python else None,
             thinking_context=config.generator.max_model_len if encoder.marks else 0,
             thought_is_over=encoder.thought_is_over,

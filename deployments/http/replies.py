@@ -91,6 +91,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             *_choices_notes(head, outcome),
             *_unread_notes(outcome),
             *_text_notes(outcome),
+            *_context_notes(outcome),
             *_hook_notes(outcome),
             *_tool_notes(outcome),
             *_cached_notes(outcome),
@@ -142,6 +143,14 @@ def _text_notes(outcome: SearchOutcome) -> list[str]:
     groups = outcome.selection.text_groups
     return (
         [f"no answer could be extracted, so whole texts were compared; meanings among them: {groups}"] if groups else []
+    )
+
+
+def _context_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note on solutions that were not read because the context length had no room for them."""
+    unread = outcome.cost.unread_sources
+    return (
+        [f"solutions that did not fit into the prompts that show them, and were not read: {unread}"] if unread else []
     )
 
 

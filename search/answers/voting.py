@@ -23,7 +23,7 @@ class SelectionRule(StrEnum):
     MAJORITY = "majority"
     """The group with the most votes."""
     MEDOID = "medoid"
-    """As ``majority``; where no answer can be extracted, the text nearest to all others, also if they have scores."""
+    """As ``majority``; where no path has an answer, the text nearest to all others, whatever the scores are."""
 
     @property
     def counts_votes(self) -> bool:

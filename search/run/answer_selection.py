@@ -26,8 +26,8 @@ async def select_answer(
     embedding: TextEmbedding | None = None,
 ) -> AnswerSelection[Node]:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules. If
-    no path has an answer, one with content is preferred to one that ended in its thought; and if votes are counted, or
-    nothing is scored, the text that is nearest to all others by ``embedding`` answers.
+    no path has an answer, one with content is preferred to one that ended in its thought; and under ``medoid``, or if
+    nothing is scored, texts are compared, by ``embedding`` if there is one.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     If ``alike``, each path has one vote, however often it was written.
@@ -57,7 +57,7 @@ async def select_answer(
         candidates = with_content or candidates
         is_scored = any(candidate.score is not None for candidate in candidates)
         if len(candidates) > 1 and (strategy.selection is SelectionRule.MEDOID or not is_scored):
-            return await _nearest(candidates, tree, wait_s, embedding)
+            return await _nearest(candidates, tree, wait_s, embedding, strategy.selection is not SelectionRule.MEDOID)
     ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))
@@ -66,9 +66,13 @@ async def select_answer(
 
 
 async def _nearest(
-    candidates: Sequence[Candidate[Node]], tree: SearchTree, wait_s: float, embedding: TextEmbedding | None
+    candidates: Sequence[Candidate[Node]],
+    tree: SearchTree,
+    wait_s: float,
+    embedding: TextEmbedding | None,
+    by_group: bool,
 ) -> AnswerSelection[Node]:
-    """The path whose text is nearest to those of all candidates, none of which has an answer."""
+    """The answer selected by the texts of candidates without answers (`search.answers.meaning.compared`)."""
     texts: dict[str, tuple[int, str]] = {}
     names: list[int] = []
     turns = Turns()
@@ -80,11 +84,12 @@ async def _nearest(
     if embedding is not None and len(texts) > 1:
         vectors = await embedding.vectors_of([text for _, text in texts.values()], wait_s)
     votes = [float(candidate.votes) for candidate in candidates]
-    groups, medoid = compared(names, votes, vectors, 1.0 if embedding is None else embedding.threshold)
-    [group] = [group for group in groups if medoid in group]
-    share = sum(votes[index] for index in group) / sum(votes)
+    threshold = 1.0 if embedding is None else embedding.threshold
+    groups, index = compared(names, votes, vectors, threshold, by_group)
+    [group] = [group for group in groups if index in group]
+    share = sum(votes[member] for member in group) / sum(votes)
     unread = len(texts) if embedding is not None and len(texts) > 1 and vectors is None else 0
-    best = candidates[medoid]
+    best = candidates[index]
     return AnswerSelection(best.node, None, best.score, share, (), unread, len(groups))
 
 

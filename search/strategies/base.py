@@ -148,6 +148,11 @@ class Strategy(BaseModel, ABC):
         do begins some of them early."""
         return None
 
+    @property
+    def most_shown(self) -> int:
+        """Most solutions that one of its prompts shows the model; 0: it has the model read none."""
+        return 0
+
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree

@@ -26,6 +26,7 @@ from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.json_body import Body
 from deployments.http.replies import Head
 from deployments.service.completions import CompletionJob
+from deployments.service.contexts import Chat
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.answers.checks import Checks, checks_of
@@ -138,6 +139,9 @@ class Jobs:
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
+        if settings.strategy.starts_contexts and request.prefill:
+            message = f"messages: strategy {settings.strategy.name} cannot continue an answer that is begun"
+            raise BadRequest(message, "messages", "unsupported_value")
         # Prompts of agents are long, and one answer is not scored.
         unscored = bool(tools) and not settings.strategy.needs_rewards
         longest = self._context if unscored else self._search_context
@@ -191,6 +195,7 @@ class Jobs:
             side_call=side_call,
             calls=call_reader(request, prompt, now, self._calls, longest),
             checks=checks,
+            chat=Chat(chat, kwargs, tools) if settings.strategy.starts_contexts else None,
         )
 
     def _checks(self, request: ChatRequest, settings: SearchSettings, asked: str, limited: bool) -> Checks | None:

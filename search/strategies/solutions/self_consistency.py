@@ -20,6 +20,6 @@ class SelfConsistency(WholeSolutions):
     name: Literal["self_consistency"] = "self_consistency"
     selection: Literal[SelectionRule.MAJORITY, SelectionRule.MEDOID] = Field(
         SelectionRule.MAJORITY,
-        description="A majority vote, since nothing is scored. Where no answer can be extracted, the text "
-        "nearest to all others answers, as under `medoid`.",
+        description="A majority vote, since nothing is scored. Where no answer can be extracted, `majority` counts "
+        "texts of the same meaning, and `medoid` takes the text nearest to all others.",
     )

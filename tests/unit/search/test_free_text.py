@@ -25,25 +25,34 @@ def at(*degrees: float) -> list[Any]:
 
 def test_the_medoid_is_nearest_to_all_by_hand() -> None:
     # Cosines: 0-1 0.94, 0-2 0.77, 1-2 0.94, and 3 is opposite to 1.
-    found = compared([0, 1, 2, 3], [1, 1, 1, 1], at(0, 20, 40, 200), 0.9)
+    found = compared([0, 1, 2, 3], [1, 1, 1, 1], at(0, 20, 40, 200), 0.9, by_group=False)
     assert found == Comparison([[0, 1], [2], [3]], 1)
 
 
 def test_votes_move_the_medoid() -> None:
-    assert compared([0, 1, 2], [1, 1, 5], at(0, 20, 100)).medoid == 2
+    assert compared([0, 1, 2], [1, 1, 5], at(0, 20, 100), by_group=False).best == 2
+
+
+def test_the_largest_group_answers_although_another_text_is_nearer_to_all() -> None:
+    # Sums of cosines times votes: 0 has 3.11, 1 has 3.40, 2 has 2.55.
+    vectors = at(0, 40, 70)
+    assert compared([0, 1, 2], [2, 1, 1], vectors, 0.99, by_group=False).best == 1
+    assert compared([0, 1, 2], [2, 1, 1], vectors, 0.99).best == 0
+    # Groups of 1 and 2: the member nearer to all.
+    assert compared([0, 1, 2], [1, 1, 1], vectors, 0.85) == Comparison([[0], [1, 2]], 1)
 
 
 def test_without_vectors_the_most_frequent_text_wins_and_the_first_on_a_tie() -> None:
     assert compared([0, 1, 1], [1, 1, 1]) == Comparison([[0], [1, 2]], 1)
-    assert compared([0, 1, 1, 0], [1, 1, 1, 1]).medoid == 0
-    assert compared([0, 1], [1.0, 1.5]).medoid == 1
+    assert compared([0, 1, 1, 0], [1, 1, 1, 1]).best == 0
+    assert compared([0, 1], [1.0, 1.5]).best == 1
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 359), min_size=1, max_size=9), st.floats(0.5, 1.0))
 def test_every_text_is_in_one_group_with_a_first_text_that_means_the_same(angles: list[int], threshold: float) -> None:
     vectors = at(*angles)
-    groups, medoid = compared(range(len(angles)), [1.0] * len(angles), vectors, threshold)
+    groups, medoid = compared(range(len(angles)), [1.0] * len(angles), vectors, threshold, by_group=False)
     assert sorted(member for group in groups for member in group) == [*range(len(angles))]
     assert all(vectors[group[0]] @ vectors[member] >= threshold for group in groups for member in group[1:])
     nearness = [sum(float(each @ other) for other in vectors) for each in vectors]
