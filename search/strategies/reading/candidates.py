@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from search.answers.meaning import normalized
 from search.tree import Node, SearchTree
 
 
@@ -19,11 +20,11 @@ class Candidate(NamedTuple):
 
 def answers_of(tree: SearchTree, solutions: Sequence[Node]) -> list[str | None]:
     """The answers of ``solutions``, which are last nodes of paths, in a spelling by which equal ones are equal: the
-    canonical one. Where no solution has an answer, its text stands for it, apart from white space."""
+    canonical one. Where no solution has an answer, its text stands for it, apart from white space and case."""
     answers = [tree.spelling_of(node) for node in solutions]
     if any(answer is not None for answer in answers):
         return answers
-    return [" ".join(tree.solution_of(node).split()) for node in solutions]
+    return [normalized(tree.text_of(node)[tree.parts_of(node).start :]) for node in solutions]
 
 
 def candidates_of(tree: SearchTree, solutions: Sequence[Node]) -> list[Candidate]:
@@ -51,8 +52,11 @@ def windows(candidates: Sequence[Candidate], size: int) -> list[list[Candidate]]
 
 
 def orders(window: Sequence[Candidate], readers: int, rng: Random) -> list[tuple[Candidate, ...]]:
-    """The order in which each reader is shown a window, drawn for each, since models prefer positions."""
-    return [tuple(rng.sample(window, len(window))) for _ in range(readers)]
+    """The order in which each reader is shown a window: a drawn one, turned by one place for each further reader, since
+    models prefer places. So candidates stand in each place equally often, if there are enough readers."""
+    drawn = rng.sample(window, len(window))
+    turns = (number % len(window) for number in range(readers))
+    return [(*drawn[turn:], *drawn[:turn]) for turn in turns]
 
 
 def ranked(window: Iterable[Candidate], chosen: Mapping[Node, int]) -> list[Candidate]:

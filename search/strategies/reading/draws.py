@@ -50,8 +50,8 @@ def resampled(weights: Sequence[float], rng: Random) -> list[int]:
 def prefix_order(sets: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
     """The same sets, each in an order by which prompts share long prefixes. An index may be in a set several times.
 
-    The sets become a trie: of all sets that begin alike, those with the solution whose tokens the most of them can
-    share begin with it. ``sizes``: the number of tokens of each solution. Of equally good ones the lowest index goes
+    The sets become a trie: of all sets that begin alike, those with the solution by which they share the
+    most begin with it. ``sizes``: the length of each solution. Of equally good ones the lowest index goes
     first.
     """
     orders: list[list[int]] = [[] for _ in sets]

@@ -12,11 +12,9 @@ from search.strategies.reading.candidates import Candidate, orders, ranked, wind
 from search.strategies.reading.draws import drawn, prefix_order, resampled, score_weight
 from search.tree import Node
 
-NODES = [Node((index,), None) for index in range(40)]
-
 
 def of_counts(*counts: int) -> list[Candidate]:
-    return [Candidate(NODES[index], count) for index, count in enumerate(counts)]
+    return [Candidate(Node((index,), None), count) for index, count in enumerate(counts)]
 
 
 @pytest.mark.parametrize(("population", "k"), [(16, 4), (8, 2), (4, 4), (7, 1)])
@@ -113,17 +111,17 @@ def test_of_16_prompts_with_4_of_16_solutions_a_third_is_shared() -> None:
 def test_windows_are_as_few_and_as_even_as_they_can_be(candidates: int, size: int, sizes: list[int]) -> None:
     dealt = windows(of_counts(*range(candidates, 0, -1)), size)
     assert [len(window) for window in dealt] == sizes
-    assert sorted(each.node.id for window in dealt for each in window) == [NODES[i].id for i in range(candidates)]
+    assert sorted(each.node.id for window in dealt for each in window) == [(i,) for i in range(candidates)]
     # The most frequent answers are the first of their windows.
     assert [window[0].count for window in dealt] == [candidates - index for index in range(len(dealt))]
 
 
-def test_each_reader_has_an_order_of_its_own_by_the_seed() -> None:
-    window = of_counts(5, 4, 3, 2, 1)
-    first = orders(window, 4, random.Random("a"))
-    assert first == orders(window, 4, random.Random("a"))
-    assert len({*first, *orders(window, 4, random.Random("b"))}) == 8
+def test_candidates_stand_in_each_place_equally_often_in_an_order_of_the_seed() -> None:
+    window = of_counts(5, 4, 3, 2)
+    first = orders(window, 8, random.Random("a"))
     assert all({*order} == {*window} for order in first)
+    assert all(Counter(column) == dict.fromkeys(window, 2) for column in zip(*first, strict=True))
+    assert first == orders(window, 8, random.Random("a")) != orders(window, 8, random.Random("b"))
 
 
 @pytest.mark.parametrize(
@@ -132,5 +130,5 @@ def test_each_reader_has_an_order_of_its_own_by_the_seed() -> None:
 )
 def test_readers_decide_and_the_vote_decides_between_equals(chosen: dict[int, int], order: list[int]) -> None:
     window = of_counts(5, 2, 2)
-    votes = {NODES[index]: count for index, count in chosen.items()}
+    votes = {window[index].node: count for index, count in chosen.items()}
     assert [candidate.node.id[0] for candidate in ranked(window, votes)] == order
