@@ -50,9 +50,8 @@ def resampled(weights: Sequence[float], rng: Random) -> list[int]:
 def prefix_order(sets: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
     """The same sets, each in an order by which prompts share long prefixes. An index may be in a set several times.
 
-    The sets become a trie: of all sets that begin alike, those with the solution by which they share the
-    most begin with it. ``sizes``: the length of each solution. Of equally good ones the lowest index goes
-    first.
+    The sets become a trie: of all sets that begin alike, those with the solution by which they share the most begin
+    with it. ``sizes``: the length of each solution. Of equally good ones the lowest index goes first.
     """
     orders: list[list[int]] = [[] for _ in sets]
     left = [Counter(each) for each in sets]
@@ -67,6 +66,8 @@ def prefix_order(sets: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[li
         groups.append([number for number in group if first not in left[number]])
         for number in inside:
             orders[number].append(first)
-            left[number] -= Counter([first])
+            left[number][first] -= 1
+            if not left[number][first]:
+                del left[number][first]
         groups.append(inside)
     return orders

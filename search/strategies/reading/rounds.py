@@ -71,6 +71,9 @@ class ReadingRounds(Strategy):
         """The solutions that may answer, with their votes. On a tie, the first one wins."""
         return dict(sorted(Counter(grown.newest).items(), key=lambda votes: votes[0].id))
 
+    def prepare(self, tree: SearchTree) -> None:
+        self.grown(tree)
+
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         return [] if tree.in_flight else self.grown(tree).missing
 
@@ -101,13 +104,21 @@ class ReadingRounds(Strategy):
         made: Made = known[1]
         return made
 
+    def _readings(self, tree: SearchTree, rounds: Sequence[Solutions]) -> Sequence[Reading | None]:
+        """`readings`, kept in the tree's cache: they follow from complete rounds, and from remarks."""
+        name = ReadingRounds, len(rounds), len(tree.remarks)
+        if name not in tree.strategy_cache:
+            tree.strategy_cache[name] = self.readings(tree, rounds)
+        readings: Sequence[Reading | None] = tree.strategy_cache[name]
+        return readings
+
     def _grown(self, tree: SearchTree) -> Grown:
         root, contexts = tree.root, [*tree.contexts]
         rounds: list[Solutions] = [_solutions(root)]
         if missing := self.first_round - root.asked:
             return Grown(rounds, [Expansion(root, missing, StopCondition.SOLUTION)], complete=False)
         complete = len(rounds[0]) == len(root.children)
-        while complete and any(readings := self.readings(tree, rounds)):
+        while complete and any(readings := self._readings(tree, rounds)):
             lacking: list[Expansion] = []
             written: dict[Reading, list[Node]] = {}
             for reading, count in Counter(filter(None, readings)).items():  # Equal prompts are one context.

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from search.strategies.reading.candidates import Candidate, orders, ranked, windows
@@ -31,32 +31,30 @@ def test_a_population_that_is_smaller_than_k_is_read_whole() -> None:
     assert [sorted(draw) for draw in drawn(3, 2, 4, random.Random(1))] == [[0, 1, 2]] * 2
 
 
-def published_resampling(weights: Sequence[float], start: float) -> list[int]:
-    """``systematic_resample`` of PRISM's program, for weights with a sum above 0."""
-    cumulated = [sum(weights[: end + 1]) / sum(weights) for end in range(len(weights))]
-    indices, index = [], 0
-    for number in range(len(weights)):
-        while index < len(weights) - 1 and cumulated[index] < (start + number) / len(weights):
-            index += 1
-        indices.append(index)
-    return indices
+def published_resampling(weights: Sequence[float], rng: random.Random) -> list[int]:
+    """``systematic_resample`` of PRISM's program with the largest share of copies, for a sum of weights above 0."""
+    size = len(weights)
+    cumulated = [sum(weights[: end + 1]) / sum(weights) for end in range(size)]
+    start, most = rng.random() / size, -(-3 * size // 10)
+    copies: Counter[int] = Counter()
+    for number in range(size):
+        place = next((index for index in range(size) if cumulated[index] >= start + number / size), size - 1)
+        if copies[place] >= most:
+            place = rng.choice([index for index in range(size) if copies[index] < most])
+        copies[place] += 1
+    return sorted(copies.elements())
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 99))
-def test_resampling_is_that_of_prism(scores: list[float], seed: int) -> None:
-    weights = [score_weight(score) for score in scores]
-    places = resampled(weights, random.Random(seed))
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(0, 99))
+def test_resampling_is_that_of_prism(scores: list[int], seed: int) -> None:
+    weights = [score_weight(score / 20) for score in scores]
     size, whole = len(scores), sum(weights)
-    most = -(-3 * size // 10)
-    assert len(places) == size
-    if max(scores) < 1e-6 or whole**2 / sum(weight**2 for weight in weights) > 0.5001 * size:
-        assert places == [*range(size)]
-    elif whole**2 / sum(weight**2 for weight in weights) < 0.4999 * size:
-        copies = Counter(published_resampling(weights, random.Random(seed).random()))
-        assert max(Counter(places).values()) <= most
-        # Whoever has no more copies than are allowed keeps them all.
-        assert all(Counter(places)[index] >= min(copies[index], most) for index in copies)
+    effective = whole**2 / sum(weight**2 for weight in weights) if whole else size
+    assume(abs(effective - 0.5 * size) > 1e-6)
+    keeps = effective > 0.5 * size
+    expected = [*range(size)] if keeps else published_resampling(weights, random.Random(seed))
+    assert resampled(weights, random.Random(seed)) == expected
 
 
 def test_a_dominant_solution_gets_a_third_of_the_places_at_most() -> None:
