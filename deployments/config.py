@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.engines.rewards.card_file import ReaderCardSetting
 from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
@@ -403,6 +404,7 @@ class ControllerSettings(Settings):
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None
     text_answers: TextAnswerSettings | None = None
+    reader_card: ReaderCardSetting = None
     templates: TemplatesSetting = Field(default_factory=dict)
     replicas: ReplicaSettings = ReplicaSettings()
 

@@ -250,6 +250,7 @@ class SearchControllerReplica:
             "queued": self._service.slots.waiting,
             "loop_delay_s": round(self._loop_delay.seconds, 3),
             **({"prm_card": card.verdict} if (card := self._config.prm.card) else {}),
+            **({"reader_card": read.verdict} if (read := self._config.controller.reader_card) else {}),
             **({"batches": await self._batch_status(self._batches)} if self._batches else {}),
             **{
                 name: [_reply_or_error(reply) for reply in replies]

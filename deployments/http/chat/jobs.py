@@ -279,9 +279,8 @@ class Jobs:
         return [f"budget.thinking has no effect: this model's thinking {lacks}{switch}"]
 
     def _card_notes(self, settings: SearchSettings) -> list[str]:
-        """Returns a note if the search uses a reward model that was measured to be worth nothing."""
-        note = self._resolver.card and self._resolver.card.note(settings.strategy)
-        return [note] if note else []
+        """Returns notes if the search uses a reward model, or a reader, that was measured to be worth nothing."""
+        return [note for card in self._resolver.cards if (note := card.note(settings.strategy))]
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
         return ["store: this server stores nothing"] if request.store and not self._keeps else []
