@@ -224,6 +224,11 @@ class NodeView(BaseModel):
         """Whether this node or one above it is a lookahead: part of no path that the search itself grew."""
         return min(self.id) < 0
 
+    @property
+    def reads(self) -> bool:
+        """Whether it belongs to a context: its prompt is not the question's."""
+        return max(self.id) >= FIRST_CONTEXT
+
 
 class WrittenNode(NodeView):
     """A node of ``tree_as_json`` with all its fields."""

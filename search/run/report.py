@@ -231,6 +231,10 @@ class ContextStarted(NamedTuple):
     """The last nodes of the paths that it shows, in order."""
     template: str
     prompt_tokens: int
+    tokens: int
+    """As in `StepScored`."""
+    nodes: int
+    """As in `StepScored`."""
 
 
 class StepScored(NamedTuple):
@@ -286,6 +290,10 @@ class SearchFinished(NamedTuple):
     outcome: SearchOutcome
 
 
-SearchEvent = SearchStarted | RoundStarted | ContextStarted | StepScored | StepsPruned | SearchFinished
+QuietEvent = StepsPruned | ContextStarted
+"""What a program needs to follow the tree, besides the steps."""
+ShownEvent = StepScored | QuietEvent
+"""An event from which the tree can be drawn."""
+SearchEvent = SearchStarted | RoundStarted | ShownEvent | SearchFinished
 EventSink = Callable[[SearchEvent], None]
 """A callback for the events, called by the search in order. It must not block; an exception from it ends the search."""

@@ -444,8 +444,9 @@ class _Search:
             begun = self._tree.contexts[self._cost.contexts :]
             self._count(begun)
             for context in begun:
-                sources = tuple(source.id for source in context.reading.sources)
-                self._emit(ContextStarted(context.id, sources, context.reading.template, context.prompt_tokens))
+                sources, template = tuple(source.id for source in context.reading.sources), context.reading.template
+                so_far = self._cost.generated_tokens, len(self._tree)
+                self._emit(ContextStarted(context.id, sources, template, context.prompt_tokens, *so_far))
         if calls:
             self._rounds += 1
             self._emit(RoundStarted(self._rounds, sum(map(len, calls))))

@@ -21,6 +21,7 @@ from search.run.report import ContextStarted, SearchEvent, SearchOutcome, StepSc
 from search.settings import SearchSettings
 from search.snapshot import TreeView, replay_of, restore_tree, save_tree, tree_as_json, tree_of_view
 from search.strategies.base import Expansion, Strategy
+from search.training_data import answers_of, training_data
 from search.tree import FIRST_CONTEXT, ContextNode, Node, NodeStatus, Prefill, Reading, SearchTree, Step, StepEnd
 
 QUESTION = [{"role": "user", "content": "What is it?"}]
@@ -393,6 +394,14 @@ async def test_a_finished_search_leaves_no_context_to_the_garbage_collector() ->
         assert not [each for each in gc.get_objects() if type(each) in (ContextNode, Node)]
     finally:
         gc.enable()
+
+
+def test_training_data_are_answers_to_the_question_alone() -> None:
+    alone, both = (run(Rounds(rounds=rounds))[1].tree for rounds in (0, 2))
+    views = [TreeView.model_validate(json.loads(json.dumps(tree_as_json(tree)))) for tree in (alone, both)]
+    assert answers_of(views[0]) == answers_of(views[1])
+    right = {node_id for node_id, answer in answers_of(views[0]).items() if answer == "1"}
+    assert training_data(views[0], right) == training_data(views[1], right)
 
 
 def test_its_id_follows_from_its_first_source() -> None:
