@@ -384,7 +384,15 @@ class _Search:
                     return
                 if not self._tree.in_flight:
                     await turns.pass_on()
-                calls = await self._planner.plan(expansions)
+                try:
+                    calls = await self._planner.plan(expansions)
+                except PromptTooLong:
+                    if not self._tree.terminals:
+                        raise
+                    # Not one solution fits into a prompt that shows it: the search answers with what it has.
+                    self._cost.unread_sources += sum(len(each.reads.sources) for each in expansions if each.reads)
+                    self._reason = StopReason.FINISHED
+                    return
                 if calls:
                     await self._round_begins(calls)
                 for branches in calls:
