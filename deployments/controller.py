@@ -130,6 +130,7 @@ class SearchControllerReplica:
                 else None
             ),
             compose=ContextPrompts(encoder, controller.known_templates),
+            choice_of=controller.known_templates["select"].chosen,
             tool=controller.tools.python.request if controller.tools.python else None,
             thinking_context=config.generator.max_model_len if encoder.marks else 0,
             thought_is_over=encoder.thought_is_over,

@@ -126,7 +126,7 @@ class RewardCard(Record):
 
     def note(self, strategy: Strategy) -> str | None:
         """The note of a search that uses a reward model of no measured worth; None for any other search."""
-        if self.helps or not strategy.needs_rewards:
+        if self.helps or not strategy.is_scored:
             return None
         of_strategy = (strategy.selection, strategy.aggregation, strategy.vote_weights)
         asked = [vote for vote in self.votes if (vote.selection, vote.aggregation, vote.vote_weights) == of_strategy]

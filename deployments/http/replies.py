@@ -25,6 +25,9 @@ Data = Json | Literal["[DONE]"]
 MAX_ANSWERS = 64
 """Maximum number of answers in a reply: the first ones by rank. Every path may have a different answer."""
 
+MAX_READER_CHARS = 4096
+"""Length at which a reply cuts what a reader of solutions wrote. The tree has all of it."""
+
 MAX_ASKED_CHARS = 200
 """Length at which a note cuts the question of an earlier request."""
 
@@ -104,6 +107,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "agreement": outcome.selection.agreement,
         "selection": str(head.wanted.selection),
         "answers": _answers(head, outcome),
+        **_readers(outcome),
         "degraded": outcome.degraded,
         "cached": isinstance(outcome, CachedOutcome),
         **outcome.cost.model_dump(),
@@ -126,6 +130,13 @@ def _answers(head: Head, outcome: SearchOutcome) -> list[Json]:
         }
         for group, vote in list(zip(groups, decisive_shares(groups, rule), strict=True))[:MAX_ANSWERS]
     ]
+
+
+def _readers(outcome: SearchOutcome) -> Json:
+    """Returns what those that chose among solutions wrote, and the node of the one that each chose."""
+    votes = outcome.reader_votes[:MAX_ANSWERS]
+    read = [{"node": vote.reader, "chosen": vote.chosen, "text": vote.text[:MAX_READER_CHARS]} for vote in votes]
+    return {"readers": read} if read else {}
 
 
 def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:

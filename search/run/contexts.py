@@ -1,6 +1,7 @@
 """Composes the prompts of a search's contexts."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 from search.errors import ContextsUnavailable, PromptTooLong
@@ -11,7 +12,7 @@ from search.tools.turns import Turns
 from search.tree import ContextNode, Node, Reading, SearchTree
 
 MAX_SHOWN_CHARS = 16_384
-"""Most characters that a source shows, the last ones of its solution: they have the answer."""
+"""Most characters that a source shows: the last ones of its solution, which have the answer."""
 
 Compose: TypeAlias = Callable[[Any, str, Sequence[str], str], Prompt]
 """Composes a prompt from the messages of the question, as `run_search` got them, the name of a template, the texts of
@@ -37,26 +38,18 @@ class Composer:
         self._name = settings.strategy.name
 
     def context(self, reading: Reading) -> ContextNode:
-        """A context that is not in the tree yet. It reads only the first sources if the prompt of all leaves no room
-        for a step.
+        """A context that is not in the tree yet. If the prompt of all sources leaves no room for a step, it reads only
+        the first ones, and of a single one only the end.
 
         Raises:
             ContextsUnavailable: there is nothing to compose prompts with.
-            PromptTooLong: the first source alone leaves no room.
+            PromptTooLong: nothing can be read.
         """
-        for count in range(len(reading.sources), 0, -1):
-            fewer = reading._replace(sources=reading.sources[:count])
-            prompt = self._prompt(fewer)
-            context = ContextNode((), None, reading=fewer)
-            context.context = context
-            context.begin_with(prompt)
-            if self._limits.tokens(context) >= self._least:
-                context.unread = len(reading.sources) - count
-                return context
-        raise PromptTooLong(
-            f"the prompt that shows one solution has {prompt.size} tokens, the context length is "
-            f"{self._limits.context_tokens}"
-        )
+        context = ContextNode((), None, reading=reading)
+        context.context = context
+        self._begin(context)
+        context.unread = len(reading.sources) - len(context.reading.sources)
+        return context
 
     async def resume(self) -> None:
         """Composes the prompts of a restored tree's contexts again.
@@ -68,16 +61,28 @@ class Composer:
         turns = Turns()
         for context in self._tree.contexts:
             if not context.prompt.size:
-                context.begin_with(self._prompt(context.reading))
+                self._begin(context)
                 await turns.pass_on()
 
-    def _prompt(self, reading: Reading) -> Prompt:
+    def _begin(self, context: ContextNode) -> None:
         if self._compose is None:
             raise ContextsUnavailable(self._name)
-        shown = [shown_text(self._tree, source) for source in reading.sources]
-        return self._compose(self._messages, reading.template, shown, reading.note)
+        reading, limits = context.reading, self._limits
+        texts = [shown_text(self._tree, source) for source in reading.sources]
+        fewer = ((count, MAX_SHOWN_CHARS) for count in range(len(texts), 0, -1))
+        shorter = ((1, MAX_SHOWN_CHARS >> halved) for halved in range(1, 9))
+        for count, characters in chain(fewer, shorter):
+            shown = [text[-characters:] for text in texts[:count]]
+            prompt = self._compose(self._messages, reading.template, shown, reading.note)
+            context.prompt_tokens = prompt.size
+            if min(limits.solution_tokens(context), limits.tokens(context)) >= self._least:
+                context.reading = reading._replace(sources=reading.sources[:count])
+                return context.begin_with(prompt)
+        raise PromptTooLong(
+            f"the prompt that shows a solution has {prompt.size} tokens, the context holds {limits.context_tokens}"
+        )
 
 
 def shown_text(tree: SearchTree, source: Node) -> str:
-    """What a source shows: its solution without the thinking before it, up to the first stop text, cut at the front."""
-    return tree.text_of(source)[tree.parts_of(source).start :][-MAX_SHOWN_CHARS:]
+    """What a source shows: its solution without the thinking before it, up to the first stop text."""
+    return tree.text_of(source)[tree.parts_of(source).start :]

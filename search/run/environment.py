@@ -1,6 +1,6 @@
 """The dependencies of a search in one object, shared by all searches of a process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -13,6 +13,7 @@ from search.ports import Generator, StepScorer, ToolRequest
 from search.run.contexts import Compose
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
+from search.templates import TEMPLATES
 
 
 class Fallback(StrEnum):
@@ -69,5 +70,10 @@ class SearchEnvironment:
     """Composes prompts that show solutions to the model; None: no strategy can have it read any."""
     tool: ToolRequest | None = None
     """How programs in the solutions are run; None: not at all."""
+    choice_of: Callable[[str, int], int | None] = TEMPLATES["select"].chosen
+    """See `SearchTree.choice_of`."""
+    remark: Callable[[str], Awaitable[str]] | None = None
+    """Says what is known of a solution beside its rewards, such as failed checks; None: nothing. The same for the same
+    solution."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

@@ -51,8 +51,11 @@ SEARCHES: Sequence[dict[str, Any]] = (
     {"strategy": "mcts", "iterations": 4, "width": 3, "value": "rollout"},
     {"strategy": "ab_mcts", "iterations": 8, "paths": 2, "generation": "step"},
     {"strategy": "frontier", "iterations": 8, "width": 4},
+    {"strategy": "select", "n": 4, "readers": 2},
+    {"strategy": "fuse", "n": 4, "k": 2},
+    {"strategy": "refine", "n": 2},
 )
-NEVER_AHEAD = ("greedy", "self_consistency", "best_of_n", "ab_mcts")
+NEVER_AHEAD = ("greedy", "self_consistency", "best_of_n", "ab_mcts", "select", "fuse", "refine")
 COUNTERS = ("ahead_begun", "ahead_adopted", "ahead_adopted_finished", "ahead_unused_tokens")
 
 

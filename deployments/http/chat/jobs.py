@@ -143,7 +143,7 @@ class Jobs:
             message = f"messages: strategy {settings.strategy.name} cannot continue an answer that is begun"
             raise BadRequest(message, "messages", "unsupported_value")
         # Prompts of agents are long, and one answer is not scored.
-        unscored = bool(tools) and not settings.strategy.needs_rewards
+        unscored = bool(tools) and not settings.strategy.is_scored
         longest = self._context if unscored else self._search_context
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.

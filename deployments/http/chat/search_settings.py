@@ -130,6 +130,8 @@ class SettingsResolver:
             outer, _, inner = path.rpartition(".")
             if outer:
                 lowered[outer] = {**(lowered.get(outer) or {}), inner: most}
+            elif isinstance(sizes := lowered.get(inner), list | tuple):
+                lowered[inner] = [min(size, int(most)) for size in sizes]
             else:
                 lowered[inner] = most
         if lowered == merged.flat:

@@ -14,13 +14,14 @@ from search_fakes import PROMPT, Bench, FakeGenerator, ThinkingGenerator, seeded
 
 from search.caps import Uncapped
 from search.errors import ContextsUnavailable
-from search.ports import StopCondition, branch_seed
+from search.ports import Ahead, StopCondition, ToolRequest, branch_seed
 from search.prompt import Prompt
 from search.run.disposal import Disposal
 from search.run.report import ContextStarted, SearchEvent, SearchOutcome, StepScored
+from search.run.step_hook import StepHook
 from search.settings import SearchSettings
 from search.snapshot import TreeView, replay_of, restore_tree, save_tree, tree_as_json, tree_of_view
-from search.strategies.base import Expansion, Strategy
+from search.strategies.base import Expansion, ExpectedChildren, Strategy
 from search.training_data import answers_of, training_data
 from search.tree import FIRST_CONTEXT, ContextNode, Node, NodeStatus, Prefill, Reading, SearchTree, Step, StepEnd
 
@@ -34,6 +35,12 @@ def compose(messages: Any, template: str, shown: Sequence[str], note: str) -> Pr
     for text in shown:
         tokens += seeded_rng("shown", text).sample(range(100, 999), 6)
     return Prompt(tuple(tokens))
+
+
+def compose_uneven(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+    """Longer for longer texts."""
+    prompt = compose(messages, template, shown, note)
+    return Prompt((*prompt.token_ids, *(3 for text in shown for _ in range(len(text) % 50))))
 
 
 class Rounds(Strategy):
@@ -103,6 +110,10 @@ class Steps(Strategy):
     @property
     def starts_contexts(self) -> bool:
         return True
+
+    @property
+    def expected_children(self) -> ExpectedChildren:
+        return ExpectedChildren(1, 2)
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
@@ -208,6 +219,72 @@ def test_killed_anywhere_it_grows_the_same_tree_in_any_order(
 
 
 @settings(max_examples=8, deadline=None)
+@given(KINDS, st.integers(0, 99), st.lists(st.integers(2, 40), min_size=2, max_size=2), st.booleans())
+def test_so_it_does_where_it_thinks_or_a_hook_sees_every_step(
+    strategy: Strategy, order: int, save_at: list[int], thinks: bool
+) -> None:
+    """Prompts are so long here that paths in different contexts may have different lengths."""
+
+    async def hooked(question: str, path: Sequence[str], step: str) -> str | None:
+        assert question == "What is it?"
+        return f"noted {len(path)}\n" if len(step) % 2 else None
+
+    def one(order: int, tree: SearchTree | None = None, save_at: Sequence[int] = ()) -> tuple[SearchOutcome, list[Any]]:
+        options: dict[str, Any] = {"compose": compose_uneven, "context_tokens": 130}
+        if thinks:
+            options |= {"generator": ThinkingGenerator(order), "thinking_context": 150}
+        else:
+            options["step_hook"] = StepHook(hooked, lambda text: [5, 5])
+        limits = {"max_step_tokens": 9, "max_path_tokens": 60, "max_thinking_tokens": 12}
+        return run(strategy, order, tree, save_at, settings=limits, **options)[1:]
+
+    whole, saved = one(order, save_at=save_at)
+    assert whole.tree.contexts
+    for number, snapshot in enumerate(saved):
+        resumed, _ = one(order + 1 + number, restore_tree(snapshot))
+        assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_context_has_the_room_that_its_own_prompt_leaves(seed: int) -> None:
+    strategy = Rounds(n=3, rounds=3, k=3, samples=2, merge_siblings=False)
+    options: dict[str, Any] = {"compose": compose_uneven, "context_tokens": 130, "thinking_context": 150}
+    limits = {"max_step_tokens": 9, "max_path_tokens": 60, "max_thinking_tokens": 12, "seed": seed}
+    tree = run(strategy, generator=ThinkingGenerator(seed), settings=limits, **options)[1].tree
+    assert max(context.prompt_tokens for context in tree.contexts) <= 130 - 9
+    for node in tree.nodes:
+        prompt = len(PROMPT) if node.context is None else node.context.prompt_tokens
+        assert prompt + node.path_tokens - node.thought_tokens <= 130
+        assert prompt + node.path_tokens <= 150
+
+
+def test_a_replica_knows_what_to_write_ahead_in_a_context() -> None:
+    """Every later step in a context has the seed and the length that follow from the request before it."""
+    bench, outcome, _ = run(Steps(), variety=None, settings={"max_step_tokens": 9, "max_path_tokens": 20})
+    [context] = outcome.tree.contexts
+    first, *others = [request for request in bench.generator.requests if request.expansions[0].parent]
+    assert len(others) == 2
+    for request in others:
+        assert isinstance(first.ahead, Ahead)
+        assert request.ahead == first.ahead
+        for item in request.expansions:
+            assert item.parent[:-1] == context.id or len(item.parent) + 1 == first.ahead.max_depth
+            for branch in item.branches:
+                assert branch.seed == branch_seed(first.ahead.seed, item.parent, branch.index)
+                assert branch.max_tokens == min(9, first.ahead.path_tokens - len(item.prefix))
+    assert max(node.depth for node in outcome.tree.nodes if node.context) == 3
+
+
+def test_programs_in_a_context_begin_behind_its_prompt() -> None:
+    tool = ToolRequest(calls=2, seconds=1.0, memory_bytes=1 << 20, output_chars=99)
+    bench, outcome, _ = run(Chains(), tool=tool)
+    items = [item for request in bench.generator.requests for item in request.expansions if item.parent]
+    assert len(items) == len(outcome.tree.contexts) > 0
+    for item in items:
+        assert (item.solution, item.room) == (len(item.prefix), 1000 - len(item.prefix))
+
+
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 99), st.integers(0, 99))
 def test_a_replay_gives_back_what_was_given_back(order: int, memory: int) -> None:
     strategy = Rounds(samples=4)
@@ -305,6 +382,26 @@ def test_what_does_not_fit_is_not_read() -> None:
     _, outcome, _ = run(Rounds(n=6, k=5, rounds=1), context_tokens=18, settings=limits)
     assert (outcome.cost.contexts, outcome.cost.unread_sources, outcome.stop_reason) == (0, 6 * 5, "finished")
     assert outcome.selection.node in outcome.tree.terminals
+
+
+def test_of_a_solution_that_does_not_fit_the_end_is_read() -> None:
+    """A search that resumes cuts it alike."""
+
+    def spelled(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+        return Prompt((7, *(ord(letter) for text in shown for letter in text)))
+
+    limits = {"max_step_tokens": 9, "max_path_tokens": 60}
+    options: dict[str, Any] = {"compose": spelled, "context_tokens": 100, "settings": limits}
+    _, whole, saved = run(Chains(), save_at=[20, 30], **options)
+    lengths = set()
+    for context in whole.tree.contexts:
+        [source] = context.reading.sources
+        text = source.text if len(source.text) <= 90 else source.text[-64:]
+        assert context.prompt == spelled(QUESTION, "refine", [text], "")
+        lengths.add(len(source.text) > 90)
+    assert lengths == {True, False}
+    for snapshot in saved:
+        assert tree_as_json(run(Chains(), tree=restore_tree(snapshot), **options)[1].tree) == tree_as_json(whole.tree)
 
 
 @pytest.mark.parametrize("lacking", [{"compose": None}, {"prefill": Prefill((), "It")}])
