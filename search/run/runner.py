@@ -248,6 +248,7 @@ class _Search:
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
         self._model = environment.model
+        self._prices = environment.prices
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._hook = environment.step_hook
@@ -741,10 +742,11 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = path_tokens(selection.node)
-        cost.prompt_tokens = self._limits.prompt_size
+        cost.prompt_tokens = cost.prompt_tokens or self._limits.prompt_size  # a server that encodes it has told more
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()
+        self._prices.add_to(cost)
         cost.seconds = self._meter.seconds.usage
         return cost
 
