@@ -62,7 +62,7 @@ def write_solution(seed: int, prefix: Sequence[int], max_tokens: int) -> tuple[S
     return tuple(steps)
 
 
-SELECT = 7
+SELECT = 7_007_007
 """The first token of a prompt that asks for a choice; the second one is the number of solutions."""
 
 
