@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.backends.prm_settings import AnyPrmSettings, UrlPrmSettings
+from deployments.backends.settings import BackendSettings, UrlGeneratorSettings
+from deployments.engines.rewards import execution_of
+from deployments.engines.rewards.card_file import ReaderCardSetting
 from deployments.engines.rewards.execution import ExecutionSettings
+from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
     CONFIG_FILES,
@@ -33,6 +47,7 @@ from search.answers.extraction import extract_answer
 from search.answers.programs import program_answer
 from search.budget import MAX_SECONDS, Budget
 from search.ports import ToolRequest
+from search.run.bill import Prices
 from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
@@ -403,6 +418,7 @@ class ControllerSettings(Settings):
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None
     text_answers: TextAnswerSettings | None = None
+    reader_card: ReaderCardSetting = None
     templates: TemplatesSetting = Field(default_factory=dict)
     replicas: ReplicaSettings = ReplicaSettings()
 
@@ -553,11 +569,52 @@ UNSEEN = TelemetrySettings(metrics=False, search_log=False)
 """Telemetry settings of a replica that belongs to no application: nothing is published."""
 
 
+VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8}
+"""The default search where there is no reward model. Every backend can do it."""
+VOTES: dict[str, dict[str, Any]] = {name: {**VOTE, "n": n} for name, n in (("low", 4), ("medium", 16), ("high", 64))}
+URLS = ("url", "urls")
+
+
+def parse_generator(given: Any) -> GeneratorSettings | UrlGeneratorSettings:
+    """Validates the settings of a generator: an engine, or with ``url`` or ``urls`` a backend.
+
+    Raises:
+        ValidationError: a setting is wrong, unknown, or one of an engine beside ``url``.
+    """
+    if isinstance(given, GeneratorSettings | UrlGeneratorSettings):
+        return given
+    if not _names_url(given):
+        return GeneratorSettings.model_validate(given)
+    engine = [name for name in GeneratorSettings.model_fields if name not in UrlGeneratorSettings.model_fields]
+    faults = [
+        InitErrorDetails(
+            type=PydanticCustomError("of_an_engine", "is a setting of an engine: not together with generator.url"),
+            loc=(name,),
+            input=given[name],
+        )
+        for name in engine
+        if name in given
+    ]
+    if faults:
+        raise ValidationError.from_exception_data("generator", faults)
+    return UrlGeneratorSettings.model_validate(given)
+
+
+def _names_url(generator: Any) -> bool:
+    named = isinstance(generator, Mapping) and any(generator.get(name) for name in URLS)
+    return named or isinstance(generator, UrlGeneratorSettings)
+
+
+Generator = Annotated[
+    SerializeAsAny[GeneratorSettings | UrlGeneratorSettings], WrapValidator(lambda given, _: parse_generator(given))
+]
+
+
 class AppConfig(Settings):
     """All settings of an application, under ``args`` of ``serve_config.yaml``."""
 
-    generator: GeneratorSettings = GeneratorSettings()
-    prm: PrmSettings = StepHeadSettings()
+    generator: Generator = GeneratorSettings()
+    prm: AnyPrmSettings = StepHeadSettings()
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
@@ -568,10 +625,48 @@ class AppConfig(Settings):
         description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _votes_without_rewards(cls, given: Any) -> Any:
+        """In front of a backend there is no reward model unless one is named. Without one searches are votes."""
+        if not isinstance(given, Mapping):
+            return given
+        prm, generator, controller = given.get("prm"), given.get("generator"), given.get("controller") or {}
+        if prm is None and _names_url(generator):
+            given = {**given, "prm": (prm := NoRewardSettings())}
+        has_none = isinstance(prm, NoRewardSettings) or (isinstance(prm, Mapping) and prm.get("family") == "none")
+        if not has_none or not isinstance(controller, Mapping):
+            return given
+        efforts = controller.get("efforts") or {}
+        efforts = {**VOTES, **efforts} if isinstance(efforts, Mapping) else efforts
+        return {**given, "controller": {"default_search": VOTE, **controller, "efforts": efforts}}
+
+    @property
+    def backend(self) -> UrlGeneratorSettings | None:
+        """The generator's settings if another server serves it."""
+        return self.generator if isinstance(self.generator, UrlGeneratorSettings) else None
+
+    @property
+    def generator_engine(self) -> GeneratorSettings:
+        """The generator's settings where it is an engine, not a ``backend``."""
+        assert isinstance(self.generator, GeneratorSettings)
+        return self.generator
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether there is a reward model, or what stands in for one."""
+        return not isinstance(self.prm, NoRewardSettings)
+
+    @property
+    def prices(self) -> Prices:
+        """What the tokens of models cost that other servers serve."""
+        models = (self.generator, self.prm)
+        return Prices(*(each.token_price if isinstance(each, BackendSettings) else None for each in models))
+
     @property
     def execution(self) -> ExecutionSettings | None:
         """Settings of the verifier that runs programs; None if there is none."""
-        return execution_of(self.prm)
+        return None if isinstance(self.prm, UrlPrmSettings) else execution_of(self.prm)
 
     @property
     def search_context(self) -> int:
@@ -587,7 +682,8 @@ class AppConfig(Settings):
     @property
     def engines(self) -> dict[str, EngineSettings]:
         """Settings of all engines, by their path."""
-        return {"generator": self.generator} | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
+        written = {} if isinstance(self.generator, UrlGeneratorSettings) else {"generator": self.generator}
+        return written | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
 
     def missing_models(self) -> list[str]:
         """A line for each model directory or file that is not on this machine, with the path of its setting."""

@@ -1,8 +1,9 @@
-"""Prompts of contexts: a chat in which the model reads solutions, as token ids."""
+"""Prompts of contexts: a chat in which the model reads solutions, as token ids, or as messages for a backend."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from deployments.backends.messages import MessageEncoder
 from search.prompt import Prompt
 from search.templates import Message, Template, composed
 
@@ -31,7 +32,7 @@ class Encoder(Protocol):
 class ContextPrompts:
     """Composes the prompts of contexts (`search.run.environment.SearchEnvironment.compose`) for one model."""
 
-    def __init__(self, encoder: Encoder, templates: Mapping[str, Template]) -> None:
+    def __init__(self, encoder: Encoder | MessageEncoder, templates: Mapping[str, Template]) -> None:
         self._encoder = encoder
         self._templates = templates
 
@@ -47,6 +48,8 @@ class ContextPrompts:
         if (found := self._templates.get(template)) is None:
             raise ValueError(f"there is no template {template!r}; there are: {', '.join(self._templates)}")
         messages = composed(chat.messages, found, shown, note)
+        if isinstance(self._encoder, MessageEncoder):
+            return self._encoder.prompt(messages)
         return Prompt(
             tuple(self._encoder.encode_chat(messages, template_kwargs=chat.template_kwargs, tools=chat.tools))
         )

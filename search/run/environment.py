@@ -10,6 +10,7 @@ from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
 from search.answers.meaning import TextEmbedding
 from search.ports import Generator, StepScorer, ToolRequest
+from search.run.bill import NO_PRICES, Prices
 from search.run.contexts import Compose
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
@@ -75,5 +76,7 @@ class SearchEnvironment:
     remark: Callable[[str], Awaitable[str]] | None = None
     """Says what is known of a solution beside its rewards, such as failed checks; None: nothing. The same for the same
     solution."""
+    prices: Prices = NO_PRICES
+    """What the models' tokens cost."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

@@ -29,7 +29,7 @@ class StopReason(StrEnum):
     """The generator failed on every replica; the answer comes from the candidates found until then."""
 
 
-def _is_none(figure: int | None) -> bool:
+def _is_none(figure: float | None) -> bool:
     return figure is None
 
 
@@ -43,9 +43,9 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking, of
-    wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost beside one sample,
-    is known at its end.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``); so are prices that nobody named.
+    Figures of thinking, of wandering and of the step hook that are 0 are left out of a dump. The bill, what the search
+    cost beside one sample, is known at its end.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -121,6 +121,8 @@ class SearchCost(BaseModel):
     """Number of them that met their time limit: the search is degraded, because another run of it may differ."""
     tool_tokens: int = Field(0, exclude_if=_is_zero)
     """Tokens of the outputs that the model was given. They are not among ``generated_tokens``."""
+    estimated_branches: int = Field(0, exclude_if=_is_zero)
+    """Branches whose numbers of tokens are estimates, because the generator's server did not tell them."""
     least_headroom: float = 1.0
     """Lowest share of free KV memory reported by a generator replica; 1 if none reported."""
     kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)
@@ -147,6 +149,11 @@ class SearchCost(BaseModel):
     """The time that one sample would have taken: ``sample_tokens`` at the pace of this search's branches, each from the
     request of its call to its arrival. Not counted: scoring, and voting."""
 
+    price: float | None = Field(None, exclude_if=_is_none)
+    """The bill: what the tokens cost by the operator's prices (`search.run.bill.Prices`); None where there are none."""
+    sample_price: float | None = Field(None, exclude_if=_is_none)
+    """What one sample would have cost; None where the generator has no price."""
+
     def add_scoring(self, cost: ScoringCost) -> None:
         """Adds the cost of one call to the scorer."""
         for name, figure in vars(cost).items():
@@ -161,9 +168,12 @@ class SearchCost(BaseModel):
     @property
     def bill(self) -> str:
         """What the search cost beside one sample, in a line."""
+        price = "" if self.price is None else f", price {self.price:.4g}"
+        sample_price = "" if self.sample_price is None else f", price {self.sample_price:.4g}"
         return (
-            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s; "
-            f"one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
+            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s{price}"
+            f"; one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
+            f"{sample_price}"
         )
 
 

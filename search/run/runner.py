@@ -248,6 +248,7 @@ class _Search:
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
         self._model = environment.model
+        self._prices = environment.prices
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._hook = environment.step_hook
@@ -386,7 +387,15 @@ class _Search:
                     return
                 if not self._tree.in_flight:
                     await turns.pass_on()
-                calls = await self._planner.plan(expansions)
+                try:
+                    calls = await self._planner.plan(expansions)
+                except PromptTooLong:
+                    if not self._tree.terminals:
+                        raise
+                    # Not one solution fits into a prompt that shows it: the search answers with what it has.
+                    self._cost.unread_sources += sum(len(each.reads.sources) for each in expansions if each.reads)
+                    self._reason = StopReason.FINISHED
+                    return
                 if calls:
                     await self._round_begins(calls)
                 for branches in calls:
@@ -733,10 +742,11 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = path_tokens(selection.node)
-        cost.prompt_tokens = self._limits.prompt_size
+        cost.prompt_tokens = cost.prompt_tokens or self._limits.prompt_size  # a server that encodes it has told more
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()
+        self._prices.add_to(cost)
         cost.seconds = self._meter.seconds.usage
         return cost
 

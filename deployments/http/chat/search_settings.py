@@ -1,6 +1,6 @@
 """Resolves the settings of a search from the request, the operator's defaults and the operator's caps.
 
-Precedence, lowest first: what the reward model's card decides; the operator's default search, or the preset of the
+Precedence, lowest first: what cards decide; the operator's default search, or the preset of the
 ``reasoning_effort``; the model alias, which names a whole search; OpenAI's own fields; the ``search`` field.
 
 One exception: clients send ``temperature: 0`` without intent (lm-eval always does), and a search of many samples would
@@ -8,18 +8,20 @@ then write one solution many times. So OpenAI's ``temperature: 0`` is ignored fo
 says so. ``search.temperature: 0`` is obeyed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from deployments.admission.errors import BadRequest, NotFound
+from deployments.backends.capabilities import Capabilities
 from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.fields import nearest, unknown_field
 from deployments.http.json_body import refused
 from search.budget import Budget
 from search.ports import Sampling, StopCondition
+from search.reader_card import ReaderCard
 from search.reward_card import RewardCard
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
@@ -37,14 +39,27 @@ class SettingsResolver:
     """Turns requests into search settings."""
 
     @classmethod
-    def of(cls, config: AppConfig) -> "SettingsResolver":
-        return cls(config.generator.served_name, config.controller.catalog, config.prm.card)
+    def of(cls, config: AppConfig, backend: Capabilities | None = None) -> "SettingsResolver":
+        name, catalog = config.generator.served_name, config.controller.catalog
+        cards: tuple[RewardCard | ReaderCard | None, ...] = (config.prm.card, config.controller.reader_card)
+        return cls(name, catalog, tuple(filter(None, cards)), backend, config.has_rewards)
 
-    def __init__(self, served_name: str, strategies: Catalog = STRATEGIES, card: RewardCard | None = None) -> None:
+    def __init__(
+        self,
+        served_name: str,
+        strategies: Catalog = STRATEGIES,
+        cards: Sequence[RewardCard | ReaderCard] = (),
+        backend: Capabilities | None = None,
+        has_rewards: bool = True,
+    ) -> None:
+        """``backend``: what the generator's server can do; None: the generator is an engine. ``has_rewards``: whether
+        there is a reward model."""
+        self._backend = backend
+        self._has_rewards = has_rewards
         self._strategies = strategies
         self._served_name = served_name
-        self.card = card
-        """Card of the reward model; None if there is none."""
+        self.cards = cards
+        """Of the reward model, and of the generator as a reader, if there are any."""
 
     def settings(
         self, request: ChatRequest, limits: LimitSettings, default_search: Mapping[str, Any]
@@ -62,7 +77,16 @@ class SettingsResolver:
         merged, settings = self._merged(request, request.temperature, default_search)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
             merged, settings = self._merged(request, None, default_search)
+        if lack := self._lack(settings):
+            name, _, reason = lack.partition(": ")
+            raise BadRequest(f"{(path := merged.path(name))}: {reason}", path, "unsupported_value")
         return self._capped(merged, settings, limits)
+
+    def _lack(self, settings: SearchSettings) -> str | None:
+        """Why a search cannot be run here, beginning with the setting's name; None if it can."""
+        if settings.strategy.needs_rewards and not self._has_rewards:
+            return f"strategy: {settings.strategy.name} needs rewards, and there is no reward model (prm)"
+        return self._backend.lacks(settings) if self._backend is not None else None
 
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
         """Raises BadRequest unless the strategy writes whole solutions, which the field at ``path`` needs."""
@@ -99,7 +123,7 @@ class SettingsResolver:
             "top_p": request.top_p,
             "top_k": None if request.top_k is None else max(0, request.top_k),
             "min_p": request.min_p,
-            "seed": request.seed,
+            "seed": None if self._backend and not self._backend.seeds else request.seed,  # clients send it unasked
             "logprobs": request.logprobs,
             "stop": request.stop,
             "max_path_tokens": request.max_tokens,
@@ -108,8 +132,9 @@ class SettingsResolver:
         if request.max_completion_tokens is not None:
             merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
         merged.lay(request.search or {}, "search")
-        if self.card is not None and isinstance(name := merged.flat.get("strategy"), str) and name in self._strategies:
-            merged.flat |= self.card.defaults(self._strategies[name], merged.flat)
+        if self.cards and isinstance(name := merged.flat.get("strategy"), str) and name in self._strategies:
+            for card in self.cards:
+                merged.flat |= card.defaults(self._strategies[name], merged.flat)
         try:
             return merged, parse_search(merged.flat, self._strategies)
         except ValidationError as error:

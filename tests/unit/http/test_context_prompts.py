@@ -1,5 +1,6 @@
 """The prompts with which a served model reads solutions."""
 
+import json
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 from http_world import Letters, World, chat
 
+from deployments.backends.messages import MessageEncoder
 from deployments.service.contexts import Chat, ContextPrompts
 from search.answers.equivalence import AnswerMatcher
 from search.ports import StopCondition
@@ -30,6 +32,12 @@ def test_the_prompt_is_that_of_the_chat_with_the_template_for_the_question() -> 
     tool = {"type": "function", "function": {"name": "f"}}
     with_tools = Letters().encode_chat(composed(CHAT.messages, OWN, ["a"]), tools=[tool])
     assert text_of(CHAT._replace(tools=[tool]), "fuse", "a") == "".join(map(chr, with_tools))
+
+
+def test_a_backend_gets_the_messages() -> None:
+    prompt = ContextPrompts(MessageEncoder(thinks=False), {"fuse": OWN})(CHAT, "fuse", ["a"], "")
+    assert json.loads(prompt.messages) == [*CHAT.messages[:1], {"role": "user", "content": "Why? [a] "}]
+    assert (prompt.token_ids, prompt.size > 0) == ((), True)
 
 
 def test_an_unknown_template_is_refused_with_those_that_there_are() -> None:

@@ -93,7 +93,7 @@ class TestPrecedence:
 class TestCard:
     """The reward model's card < the operator's default < what a request says."""
 
-    resolver = SettingsResolver("m", card=worthless_card())
+    resolver = SettingsResolver("m", cards=[worthless_card()])
 
     def planned(self, default: dict[str, Any] = DEFAULT, **fields: Any) -> Any:
         return self.resolver.settings(request_of(**fields), LimitSettings(), default).strategy

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from search_fakes import PROMPT, Bench, FakeGenerator, ThinkingGenerator, seeded_rng
 
 from search.caps import Uncapped
-from search.errors import ContextsUnavailable, PromptTooLong
+from search.errors import ContextsUnavailable
 from search.ports import Ahead, StopCondition, ToolRequest, branch_seed
 from search.prompt import Prompt
 from search.run.disposal import Disposal
@@ -379,8 +379,9 @@ def test_what_does_not_fit_is_not_read() -> None:
     _, outcome, _ = run(Rounds(n=6, k=5, rounds=1), context_tokens=4 + 3 * 6 + 9, settings=limits)
     assert {len(context.reading.sources) for context in outcome.tree.contexts} == {3}
     assert outcome.cost.unread_sources == 6 * 2
-    with pytest.raises(PromptTooLong, match="a solution has 10 tokens"):
-        run(Rounds(), context_tokens=18, settings=limits)
+    _, outcome, _ = run(Rounds(n=6, k=5, rounds=1), context_tokens=18, settings=limits)
+    assert (outcome.cost.contexts, outcome.cost.unread_sources, outcome.stop_reason) == (0, 6 * 5, "finished")
+    assert outcome.selection.node in outcome.tree.terminals
 
 
 def test_of_a_solution_that_does_not_fit_the_end_is_read() -> None:
