@@ -3,11 +3,14 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from search_fakes import PROMPT, search
 
+from search.errors import ContextsUnavailable
 from search.settings import SearchSettings, parse_alias, parse_search
 from search.strategies.base import Strategy
 from search.strategies.reading.rounds import ReadingRounds
@@ -361,3 +364,29 @@ def test_settings_are_read_back_as_they_were_written() -> None:
     for settings in ({"strategy": "fuse", "schedule": [32, 4, 1]}, {"strategy": "select"}, {"strategy": "refine"}):
         parsed = parse_search(settings)
         assert SearchSettings.model_validate(parsed.model_dump()) == parsed
+
+
+READING: list[dict[str, Any]] = [
+    {"strategy": "select", "n": 6, "contested": 1.0, "window": 3},
+    {"strategy": "fuse", "n": 5, "k": 3},
+    {"strategy": "fuse", "schedule": [6, 3, 1], "weights": "rewards", "selection": "weighted"},
+    {"strategy": "refine", "n": 3, "feedback": "critique"},
+    {"strategy": "ab_mcts", "iterations": 30, "paths": 2, "generation": "refine"},
+]
+
+
+@pytest.mark.parametrize("wanted", READING, ids=lambda wanted: wanted["strategy"])
+def test_prompts_and_solutions_together_never_exceed_the_budget(wanted: dict[str, Any]) -> None:
+    contexts = 0
+    for seed, total in product(range(4), (130, 200, 300, 1200)):
+        limits = {"budget": {"total_tokens": total}, "max_path_tokens": 20, "max_step_tokens": 9, "seed": seed}
+        cost = search(wanted | limits)[1].cost
+        assert len(PROMPT) + cost.context_prompt_tokens + cost.generated_tokens <= total
+        contexts += cost.contexts
+    assert contexts
+
+
+@pytest.mark.parametrize("wanted", READING, ids=lambda wanted: wanted["strategy"])
+def test_what_cannot_be_read_is_refused_by_name(wanted: dict[str, Any]) -> None:
+    with pytest.raises(ContextsUnavailable, match=f"^{wanted['strategy']} has the model read solutions"):
+        search(wanted, compose=None)
