@@ -167,7 +167,7 @@ class Strategy(BaseModel, ABC):
     @property
     def most_shown(self) -> int:
         """Most solutions that one of its prompts shows the model; 0: it has the model read none."""
-        return 0
+        return int(self.starts_contexts)
 
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:

@@ -85,6 +85,10 @@ class Fuse(ReadingRounds):
         return self.schedule or (self.n,) * (1 + (ROUNDS if self.rounds is None else self.rounds))
 
     @property
+    def most_shown(self) -> int:
+        return max((min(self._read_of(size), size) for size in self.sizes[:-1]), default=0)
+
+    @property
     def first_round(self) -> int:
         return self.sizes[0]
 
@@ -95,11 +99,15 @@ class Fuse(ReadingRounds):
             return []
         rng = Random(f"fuse:{tree.seed}:{number}")
         places = self._resampled(tree, population, rng)
-        k = self.k or (len(places) if self.schedule else READ)
+        k = self._read_of(len(places))
         sets = [[places[index] for index in draw] for draw in drawn(len(places), self.sizes[number], k, rng)]
         sizes = [len(tree.solution_of(node)) for node in population]
         shown = (tuple(population[index] for index in order) for order in prefix_order(sets, sizes))
         return [Reading(nodes, "fuse" if len(nodes) > 1 else "refine") for nodes in shown]
+
+    def _read_of(self, size: int) -> int:
+        """Number of solutions that each new one reads of a round of this size."""
+        return self.k or (size if self.schedule else READ)
 
     def _agrees(self, tree: SearchTree, population: Sequence[Node]) -> bool:
         return candidates_of(tree, population)[0].count >= self.contested * len(population)

@@ -43,6 +43,10 @@ class Select(ReadingRounds):
         SelectionRule.MAJORITY, description="Only a majority vote, of the readers if there are any: nothing is scored."
     )
 
+    @property
+    def most_shown(self) -> int:
+        return min(self.window, self.n)
+
     def readings(self, tree: SearchTree, rounds: Sequence[Solutions]) -> Sequence[Reading]:
         shown, chosen = self._read(tree, rounds)
         if len(rounds) == 1:

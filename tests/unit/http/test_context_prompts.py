@@ -6,8 +6,12 @@ from typing import Any, ClassVar, Literal
 
 import httpx
 import pytest
-from http_world import Letters, World, chat
+from http_world import STEP_TOKENS, Letters, World, chat
 
+from cluster.evaluation.loop import Plan
+from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.reader_check import ReadingPlan, ReadProblem, read_all
+from deployments.admission.keys import key_record, store_owner
 from deployments.backends.messages import MessageEncoder
 from deployments.service.contexts import Chat, ContextPrompts
 from search.answers.equivalence import AnswerMatcher
@@ -108,3 +112,21 @@ async def test_an_answer_that_is_begun_cannot_be_read_and_written_again(matcher:
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, "messages")
     assert "strategy rereads cannot continue an answer that is begun" in error["message"]
+
+
+async def test_readers_are_measured_beside_the_vote_over_the_same_solutions(matcher: AnswerMatcher) -> None:
+    """As `banyan check-select` does, with the replies of the service."""
+    world = World(matcher, keys=["a-key-of-twenty-characters"], max_model_len=8192)
+    world.generator.texts = (r"\boxed{41}", r"\boxed{42}", r"\boxed{42}")
+    problems = [EvalProblem("p", "6*7?", "42", None)]
+    found: list[ReadProblem | None] = []
+    async with world.client_of(store_owner(key_record("a-key-of-twenty-characters"))) as client:
+        reading = ReadingPlan("select:readers=4", Plan(n=3))
+        await read_all(client.ask, problems, reading, lambda read, error: found.append(read))
+    [read] = found
+    assert read is not None
+    # No reader states a number, so all abstain, and the vote stands.
+    assert (read.share, read.vote, read.read, read.in_pool) == (pytest.approx(2 / 3), True, True, True)
+    assert (read.solution_tokens, read.written_tokens) == (3 * STEP_TOKENS, 4 * STEP_TOKENS)
+    shown = [prompt for prompt in world.generator.prompts if "Judgment" in prompt]
+    assert read.prompt_tokens == sum(map(len, dict.fromkeys(shown)))

@@ -390,3 +390,23 @@ def test_prompts_and_solutions_together_never_exceed_the_budget(wanted: dict[str
 def test_what_cannot_be_read_is_refused_by_name(wanted: dict[str, Any]) -> None:
     with pytest.raises(ContextsUnavailable, match=f"^{wanted['strategy']} has the model read solutions"):
         search(wanted, compose=None)
+
+
+@pytest.mark.parametrize(
+    ("flat", "shown"),
+    [
+        ({"strategy": "select"}, 8),
+        ({"strategy": "select", "n": 4}, 4),
+        ({"strategy": "select", "n": 32, "window": 16}, 16),
+        ({"strategy": "fuse"}, 4),
+        ({"strategy": "fuse", "n": 2}, 2),
+        ({"strategy": "fuse", "rounds": 0}, 0),
+        ({"strategy": "fuse", "schedule": [32, 4, 1]}, 32),
+        ({"strategy": "fuse", "schedule": [32, 4, 1], "k": 6}, 6),
+        ({"strategy": "refine"}, 1),
+        ({"strategy": "ab_mcts", "generation": "refine"}, 1),
+        ({"strategy": "ab_mcts"}, 0),
+    ],
+)
+def test_a_strategy_says_how_many_solutions_a_prompt_may_show(flat: dict[str, Any], shown: int) -> None:
+    assert parse_search(flat).strategy.most_shown == shown
