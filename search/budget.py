@@ -31,8 +31,8 @@ class Budget(BaseModel):
     # The cap of ``tokens`` bounds what it leaves for generated tokens.
     total_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap(None)] | None = Field(
         default=None,
-        description="Maximum number of tokens of the prompt and generated tokens together. A search is refused before "
-        "it starts if its first round might not fit.",
+        description="Maximum number of tokens of prompts, those that show solutions included, and generated tokens "
+        "together. A search is refused before it starts if its first round might not fit.",
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES), Cap("nodes")] | None = Field(
         default=None, description="Maximum number of nodes in the tree."
