@@ -97,7 +97,7 @@ class ReadingRounds(Strategy):
 
     def _kept(self, tree: SearchTree, name: str, make: Callable[[], Made]) -> Made:
         """What follows from a tree, kept in its cache until something arrives."""
-        state = len(tree), tree.in_flight, len(tree.remarks)
+        state = len(tree), tree.in_flight, len(tree.terminals), len(tree.remarks)
         known = tree.strategy_cache.get((ReadingRounds, name))
         if known is None or known[0] != state:
             known = tree.strategy_cache[ReadingRounds, name] = state, make()

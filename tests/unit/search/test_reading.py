@@ -1,5 +1,6 @@
 """Solutions that are read together: what each strategy requests, by hand-worked cases."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from search_fakes import PROMPT, search
+from search_fakes import PROMPT, Bench, search
 
 from search.errors import ContextsUnavailable
+from search.run.report import SearchOutcome
 from search.settings import SearchSettings, parse_alias, parse_search
+from search.snapshot import tree_as_json
 from search.strategies.base import Strategy
 from search.strategies.reading.rounds import ReadingRounds
 from search.tree import ContextNode, ExpansionRequest, Node, Reading, SearchTree, Step, StepEnd
@@ -410,3 +413,16 @@ def test_what_cannot_be_read_is_refused_by_name(wanted: dict[str, Any]) -> None:
 )
 def test_a_strategy_says_how_many_solutions_a_prompt_may_show(flat: dict[str, Any], shown: int) -> None:
     assert parse_search(flat).strategy.most_shown == shown
+
+
+def test_a_tree_that_an_error_cut_off_goes_on_where_it_was() -> None:
+    """In the same tree, whose cache has the rounds as they were then."""
+    settings, tree = {"strategy": "fuse", "n": 5, "max_depth": 1}, SearchTree()
+
+    async def main() -> SearchOutcome:
+        first, second = Bench(), Bench()
+        first.generator.fail_after = 7
+        assert (await first.search(settings, tree=tree)).stop_reason == "generator_error"
+        return await second.search(settings, tree=tree)
+
+    assert tree_as_json(asyncio.run(main()).tree) == tree_as_json(search(settings)[1].tree)
