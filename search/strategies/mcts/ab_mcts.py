@@ -147,6 +147,7 @@ class Arms:
         self.contexts: dict[Node, ContextNode] = {}
         """The contexts in which solutions are improved, by the last nodes of these solutions."""
         self._root = tree.root
+        self._refines = strategy.starts_contexts
         self._strategy = strategy
         rewards_of(tree.root)
 
@@ -155,12 +156,12 @@ class Arms:
         return cls(tree, strategy)
 
     def take(self, arrived: Sequence[Node]) -> None:
-        whole, refines = self._strategy.generation is not Generation.STEP, self._strategy.starts_contexts
+        whole = self._strategy.generation is not Generation.STEP
         for node in arrived:
             if not (node.is_lookahead or (whole and node.request is None)):
                 self.generations += 1
                 steps = written_with(node) if whole else [node]
-                self._observe(steps[-1:] if refines else steps)
+                self._observe(steps[-1:] if self._refines else steps)
                 if node.context is not None:
                     self.contexts[_improved(node.context)] = node.context
 
@@ -197,13 +198,13 @@ class Arms:
 
     def _above(self, node: Node) -> Node | None:
         """The node of which this one is an arm; None for the root."""
-        if node.parent is None or not self._strategy.starts_contexts:
+        if node.parent is None or not self._refines:
             return node.parent and node.parent.first
         return self._root if node.context is None else _improved(node.context)
 
     def _may_go_on(self, node: Node) -> bool:
         """Whether generations may begin at a node."""
-        if not self._strategy.starts_contexts:
+        if not self._refines:
             return node.status is NodeStatus.OPEN
         return node.status is NodeStatus.TERMINAL and any(step.solution for step in node.steps)
 
