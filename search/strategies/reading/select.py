@@ -26,7 +26,7 @@ class Select(ReadingRounds):
     of several windows.
 
     The vote comes first, and is taken as it is unless it is contested. Different answers are read, each once. A window
-    is read by ``readers`` readers, each time in another order. A reader whose choice is not readable abstains.
+    is read several times, each time in another order. A reader whose choice is not readable abstains.
     """
 
     name: Literal["select"] = "select"
@@ -38,7 +38,11 @@ class Select(ReadingRounds):
     )
     readers: Width = Field(4, description="How often each window is read; each reading is one vote.")
     window: Uncapped = Field(8, ge=2, le=MAX_WINDOW, description="Most solutions that a reader is shown.")
-    criteria: str = Field("", max_length=MAX_CRITERIA_CHARS, description="By what the readers judge the solutions.")
+    criteria: str | None = Field(
+        None,
+        max_length=MAX_CRITERIA_CHARS,
+        description="By what the readers judge the solutions. Unset: as the template says.",
+    )
     selection: Literal[SelectionRule.MAJORITY] = Field(
         SelectionRule.MAJORITY, description="Only a majority vote, of the readers if there are any: nothing is scored."
     )
@@ -99,7 +103,7 @@ class Select(ReadingRounds):
         return [ranked(window, chosen)[0] for window in windows(shown, self.window)]
 
     def _reading(self, order: Sequence[Candidate]) -> Reading:
-        note = joined(counts_note([candidate.count for candidate in order]), criteria_note(self.criteria))
+        note = joined(counts_note([candidate.count for candidate in order]), criteria_note(self.criteria or ""))
         return Reading(tuple(candidate.node for candidate in order), "select", note)
 
 

@@ -187,7 +187,7 @@ class FakeGenerator:
     def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
         seed = branch.seed if self.variety is None else branch.seed % self.variety
         prefix = expansion.prefix
-        if prefix[0] == SELECT:
+        if prefix[:1] == (SELECT,):
             choice = Step((1, 2), f"Judgment: {seed % (prefix[1] + 1)}", StepEnd.END_OF_SEQUENCE)
             choice = choice if branch.max_tokens > 1 else Step((1,), "Judgment", StepEnd.LENGTH)
             self.tokens += len(choice.token_ids)
