@@ -25,6 +25,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from deployments.backends.prm_settings import AnyPrmSettings, UrlPrmSettings
 from deployments.backends.settings import BackendSettings, UrlGeneratorSettings
 from deployments.engines.rewards import execution_of
+from deployments.engines.rewards.card_file import ReaderCardSetting
 from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
@@ -39,6 +40,7 @@ from deployments.engines.settings import (
 )
 from deployments.engines.yaml_values import as_meant
 from deployments.store import StoreSettings
+from deployments.templates_file import TemplatesSetting
 from kvstore.settings import CacheSettings
 from search.answers.checks import MAX_CHECKS
 from search.answers.extraction import extract_answer
@@ -50,6 +52,7 @@ from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
 from search.strategies.catalog import Catalog, catalog_of
+from search.templates import TEMPLATES, Template
 from search.tools.import_path import imported_async_function, imported_function
 
 PROGRAM = "program"
@@ -219,6 +222,25 @@ class AnswerCacheSettings(Settings):
         if "embedding" in info.data and (threshold is None) != (info.data["embedding"] is None):
             raise ValueError("embedding and threshold belong together; docs/answer_cache.md says how to choose it")
         return threshold
+
+
+class TextAnswerSettings(Settings):
+    """How answers that are free text are compared ([free-text.md](free-text.md)). Unset: only equal texts are alike."""
+
+    embedding: str = Field(
+        description="package.module:function, plain or async, that returns an embedding vector for each of a list of "
+        "texts: the solutions of a search in which no answer can be extracted."
+    )
+    threshold: float = Field(gt=0, le=1, description="Minimum cosine similarity of two texts that mean the same.")
+    embedding_timeout_s: float = Field(
+        5.0, gt=0, le=60, description="Timeout of an embedding call, seconds; after it only equal texts are alike."
+    )
+
+    @field_validator("embedding")
+    @classmethod
+    def _is_a_function(cls, path: str) -> str:
+        imported_function(path)
+        return path
 
 
 class StepHookSettings(Settings):
@@ -395,6 +417,9 @@ class ControllerSettings(Settings):
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
     answer_cache: AnswerCacheSettings | None = None
+    text_answers: TextAnswerSettings | None = None
+    reader_card: ReaderCardSetting = None
+    templates: TemplatesSetting = Field(default_factory=dict)
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("strategies")
@@ -444,6 +469,11 @@ class ControllerSettings(Settings):
     def catalog(self) -> Catalog:
         """All strategies that a request may name."""
         return catalog_of(self.strategies)
+
+    @property
+    def known_templates(self) -> dict[str, Template]:
+        """The templates of contexts by name: the operator's own, and the default ones that these do not replace."""
+        return {**TEMPLATES, **self.templates}
 
     @property
     def extractor(self) -> AnswerExtractor:

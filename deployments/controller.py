@@ -38,6 +38,8 @@ from deployments.scaling.pressure import PRESSURE
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
+from deployments.service.contexts import ContextPrompts
+from deployments.service.embedding import TextEmbedder
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
@@ -107,6 +109,7 @@ class SearchControllerReplica:
         self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_clusters)
+        self._texts = TextEmbedder.of(controller.text_answers)
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(_encoder, config, backend), self._matcher.start(), self._solver.start()
         )
@@ -132,11 +135,14 @@ class SearchControllerReplica:
             solver=self._solver,
             fallback=controller.fallback,
             extract_answer=controller.extractor,
+            text_embedding=self._texts,
             step_hook=(
                 controller.step_hook.hook(partial(encoder.encode_text, written=True), self._telemetry.hook_called)
                 if controller.step_hook
                 else None
             ),
+            compose=ContextPrompts(encoder, controller.known_templates),
+            choice_of=controller.known_templates["select"].chosen,
             tool=controller.tools.python.request if controller.tools.python else None,
             thinking_context=config.generator.max_model_len if thinks else 0,
             thought_is_over=encoder.thought_is_over if isinstance(encoder, ChatEncoder) else lambda prompt: False,
@@ -260,6 +266,7 @@ class SearchControllerReplica:
             "queued": self._service.slots.waiting,
             "loop_delay_s": round(self._loop_delay.seconds, 3),
             **({"prm_card": card.verdict} if (card := self._config.prm.card) else {}),
+            **({"reader_card": read.verdict} if (read := self._config.controller.reader_card) else {}),
             **({"batches": await self._batch_status(self._batches)} if self._batches else {}),
             **{
                 name: [_reply_or_error(reply) for reply in replies]
@@ -284,7 +291,16 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_schemas", "_tool_calls", "_code_answers", "_telemetry", "_answers"):
+        for name in (
+            "_matcher",
+            "_solver",
+            "_schemas",
+            "_tool_calls",
+            "_code_answers",
+            "_telemetry",
+            "_answers",
+            "_texts",
+        ):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 

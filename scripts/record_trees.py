@@ -3,7 +3,7 @@
     python scripts/record_trees.py before.json
     python scripts/record_trees.py after.json --compare before.json
 
-27 searches of 20 problems each, by a generator and a scorer without a model: steps follow from seeds and texts alone,
+32 searches of 20 problems each, by a generator and a scorer without a model: steps follow from seeds and texts alone,
 rewards from texts. Two recordings of the same code are the same file. What is recorded is the ``search`` package that
 Python imports: with ``PYTHONPATH`` naming another checkout, that one's.
 """
@@ -39,6 +39,16 @@ PROBLEMS = 20
 CONTEXT_TOKENS = 2048
 VARIETIES = (0, 2, 4, 8)
 """In how many ways a text can go on, by problem; 0: each seed writes another step."""
+READING: Mapping[str, Mapping[str, Any]] = {
+    "select": {"strategy": "select", "n": 16, "window": 3},
+    "fuse": {"strategy": "fuse", "n": 9},
+    "fuse, by rewards": {"strategy": "fuse", "schedule": [12, 6, 3], "weights": "rewards", "selection": "weighted"},
+    "refine": {"strategy": "refine", "n": 5, "feedback": "critique"},
+    "ab_mcts, refine": {"strategy": "ab_mcts", "iterations": 16, "paths": 3, "generation": "refine"},
+}
+"""Searches in which solutions are read."""
+COMPOSES = "compose" in SearchEnvironment.__dataclass_fields__
+"""Whether the recorded checkout can do that."""
 SEARCHES: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"strategy": "greedy"},
     "self_consistency": {"strategy": "self_consistency", "n": 9},
@@ -87,6 +97,7 @@ SEARCHES: Mapping[str, Mapping[str, Any]] = {
     "ab_mcts, steps": {"strategy": "ab_mcts", "iterations": 25, "generation": "step", "posterior": "beta"},
     "frontier": {"strategy": "frontier", "iterations": 9, "width": 4},
     "frontier, 40 nodes": {"strategy": "frontier", "iterations": 20, "width": 8, "budget": {"nodes": 40}},
+    **READING,
 }
 """The ``search`` fields by name: every strategy, none of whose trees depends on what arrives first."""
 
@@ -113,7 +124,16 @@ def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
     return Step(token_ids, text, end, sum(logprobs), logprobs)
 
 
+def composed(messages: object, template: str, shown: Sequence[str], note: str) -> Any:
+    """The prompt of a context: a byte is a token."""
+    prompt = import_module("search.prompt").Prompt
+    return prompt(tuple("\n".join((template, note, *shown)).encode()))
+
+
 def write_solution(seed: int, prefix: tuple[int, ...], max_tokens: int) -> tuple[Step, ...]:
+    if bytes(prefix).startswith(b"select\n"):
+        text = f"Judgment: {die('choice', seed, prefix).randint(0, 3)}"
+        return (Step(tuple(text.encode()), text, StepEnd.END_OF_SEQUENCE),)
     steps = [write_step(seed, prefix, max_tokens)]
     while steps[-1].end is StepEnd.DELIMITER:
         prefix += steps[-1].token_ids
@@ -167,6 +187,7 @@ async def recorded(
         return {
             f"{name} / {problem}": await _tree(settings, problem, matcher)
             for name, settings in searches.items()
+            if name not in READING or COMPOSES
             for problem in problems
         }
     finally:
@@ -185,7 +206,7 @@ async def _tree(settings: Mapping[str, Any], problem: int, matcher: AnswerMatche
         f"problem {problem}",
         tuple(f"problem {problem}".encode()),
         parse_search({"seed": problem, **settings}),
-        SearchEnvironment(**surroundings | _admission()),
+        SearchEnvironment(**surroundings | _admission() | ({"compose": composed} if COMPOSES else {})),
         search_id=f"{problem}",
     )
     tree = json.dumps(tree_as_json(outcome.tree), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -228,6 +249,8 @@ def main() -> int:
     print(f"{len(recording)} trees of {Path(search.__file__).parent}", file=sys.stderr)
     if arguments.compare is None:
         return 0
+    if not any(name.startswith(tuple(READING)) for name in other):
+        recording = {name: tree for name, tree in recording.items() if not name.startswith(tuple(READING))}
     different = differing(recording, other)
     print(f"{len({**recording, **other}) - len(different)} trees are equal, {len(different)} differ", file=sys.stderr)
     for name in different[:10]:

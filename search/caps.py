@@ -39,7 +39,7 @@ class CappedSetting(NamedTuple):
     """Dotted path, relative to the settings given to `capped_settings`."""
     cap: CapName
     value: float | None
-    """None: not limited."""
+    """The largest one of a list; None: not limited."""
 
 
 def capped_settings(settings: BaseModel, within: str = "") -> Iterator[CappedSetting]:
@@ -49,6 +49,8 @@ def capped_settings(settings: BaseModel, within: str = "") -> Iterator[CappedSet
         if isinstance(value, BaseModel):
             yield from capped_settings(value, f"{within}{name}.")
         for mark in _marks(field):
+            if isinstance(value, tuple):
+                value = max(value, default=0)
             if mark.name is not None:
                 yield CappedSetting(f"{within}{name}", mark.name, value)
 

@@ -19,11 +19,13 @@ USES = ("aggregation", "selection", "vote_weights")
 """The settings of a strategy that a card decides."""
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """A part of a card."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Gain(_Record):
+class Gain(Record):
     """Accuracy of a vote, and its difference to the majority vote over the same solutions, paired by problem."""
 
     accuracy: float = Field(ge=0, le=1)
@@ -39,7 +41,7 @@ class Gain(_Record):
         )
 
 
-class MeasuredVote(_Record):
+class MeasuredVote(Record):
     """A vote by rewards."""
 
     selection: Literal[SelectionRule.NAIVE, SelectionRule.WEIGHTED]
@@ -55,7 +57,7 @@ class MeasuredVote(_Record):
         return f"a vote weighted by the {'calibrated ' if self.vote_weights else ''}{self.aggregation} reward"
 
 
-class RewardAUC(_Record):
+class RewardAUC(Record):
     """Probability that a right solution scores above a wrong one; None where there are no such pairs."""
 
     aggregation: Aggregation
@@ -71,7 +73,7 @@ class RewardAUC(_Record):
     """The wrong one has no answer."""
 
 
-class RewardCard(_Record):
+class RewardCard(Record):
     """What a reward model is worth to a generator."""
 
     version: Literal[1] = 1
@@ -124,7 +126,7 @@ class RewardCard(_Record):
 
     def note(self, strategy: Strategy) -> str | None:
         """The note of a search that uses a reward model of no measured worth; None for any other search."""
-        if self.helps or not strategy.needs_rewards:
+        if self.helps or not strategy.is_scored:
             return None
         of_strategy = (strategy.selection, strategy.aggregation, strategy.vote_weights)
         asked = [vote for vote in self.votes if (vote.selection, vote.aggregation, vote.vote_weights) == of_strategy]

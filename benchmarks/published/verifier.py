@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.published.strategies import PoolSolution, voted
 from cluster.evaluation.card_fit import WRONG, VoteSample, auc_within, aucs_within, kinds_of
 from cluster.evaluation.prm_metrics import expected_calibration_error, step_auc
-from search.answers.voting import SelectionRule
+from search.answers.voting import ANSWER_RULES
 from search.strategies.path_score import Aggregation, aggregate
 
 Pools = Mapping[str, Sequence[PoolSolution]]
@@ -35,7 +35,7 @@ def knowledge(pools: Pools, how: Aggregation) -> dict[str, Any]:
         "problems_with_a_right_answer": len(possible),
         "lost_by": {
             str(rule): sum(not voted(pool, len(pool), rule, how).correct for pool in possible.values())
-            for rule in SelectionRule
+            for rule in ANSWER_RULES
         },
     }
 

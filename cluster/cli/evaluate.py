@@ -17,7 +17,7 @@ from cluster.cli.progress import progress_bar
 from cluster.client.client import Client
 from cluster.evaluation.loop import Plan, evaluate
 from cluster.evaluation.problem_files import EvalProblem, OnBadLine, read_problems
-from cluster.evaluation.reports import error_lines, report, summary_table, write_json
+from cluster.evaluation.reports import error_lines, paired_table, report, summary_table, write_json
 from cluster.evaluation.statistics import Row, StrategySummary, summarize
 from cluster.evaluation.training_file import TrainingFile
 
@@ -131,6 +131,9 @@ async def _ask(
 def _show(results: Results, complete: bool, console: Console) -> None:
     summaries = results.summaries
     console.print(summary_table(summaries))
+    if len(summaries) > 1:
+        console.print()
+        console.print(paired_table(summaries, results.rows))
     for line in error_lines(results.rows):
         console.print(Text(f"failed: {line}"), style="red", soft_wrap=True)
     if degraded := sum(summary.degraded for summary in summaries):

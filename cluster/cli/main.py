@@ -1,5 +1,5 @@
 """The ``banyan`` command: serve, keys, plan, check-backend, problems, strategies, solve, tree, eval, check-prm,
-train-prm, batch."""
+check-select, train-prm, batch."""
 
 import asyncio
 import itertools
@@ -368,6 +368,59 @@ def check_prm(
     )
     with plain_failures():
         run_check(options, url, config, Console(file=sys.stdout))
+
+
+@app.command("check-select")
+def check_select(
+    problems: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON lines with `problem` and `answer`.", show_default=False)
+    ],
+    strategy: Annotated[
+        str, typer.Option(help="Strategy with `contested`, with settings such as select:readers=8.")
+    ] = "select",
+    n: N = 8,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
+    ] = 0,
+    url: Url = None,
+    config: Config = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the figures of every problem to this file, as JSON.", show_default=False)
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(help="Write the card to this file (controller.reader_card).", show_default=False),
+    ] = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent problems.")] = 16,
+    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
+    ] = None,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Measure whether the model picks right when it reads its own solutions, against their vote, where that is
+    contested."""
+    from cluster.cli.check_select import ReaderCheckOptions, run_reader_check
+    from cluster.evaluation.loop import Plan
+    from cluster.evaluation.reader_check import ReadingPlan
+
+    files = [problems, *(_writable(file) for file in (output, card) if file is not None)]
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse("FILE, --output and --card must be different files")
+    options = ReaderCheckOptions(
+        problems=problems,
+        reading=ReadingPlan(strategy, Plan(n, seed, in_flight)),
+        on_bad_line=on_bad_line,
+        limit=limit,
+        output=output,
+        card=card,
+        timeout_s=timeout,
+        api_key=api_key,
+    )
+    with plain_failures():
+        run_reader_check(options, url, config, Console(file=sys.stdout))
 
 
 @app.command()

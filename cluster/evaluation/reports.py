@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.client.printable import printable
+from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from cluster.evaluation.statistics import Row, StrategySummary
 
 FORMAT = 2
 
 SHOWN = {
     "tokens": ("generated_tokens", ",.0f"),
+    "read": ("read_tokens", ",.0f"),
     "one\nsample": ("sample_tokens", ",.0f"),
     "KV\npeak": ("kv_tokens_peak", ",.0f"),
     "KV\nsum": ("kv_tokens_sum", ",.0f"),
@@ -38,8 +40,8 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         pad_edge=False,
         caption=(
             "pool: problems for which some answer that was voted on is right; "
-            f"tokens, those of one sample, {kv}PRM calls and seconds are means per problem; right answers and wall "
-            f"clock: {done}"
+            f"tokens, those read by the models, those of one sample, {kv}PRM calls and seconds are means per problem; "
+            f"right answers and wall clock: {done}"
         ),
         caption_justify="left",
     )
@@ -58,6 +60,29 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
             *(f"{summary.cost[figure]:{form}}" if figure in summary.cost else "" for figure, form in shown.values()),
             f"{summary.seconds:.2f}",
             *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),
+        )
+    return table
+
+
+def paired_table(summaries: Sequence[StrategySummary], rows: Sequence[Row]) -> Table:
+    """Every other strategy less the first one, on the problems that both have, and how many tokens it takes."""
+    first, *others = summaries
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table.add_column(Text(printable(f"less {first.strategy}")), overflow="fold")
+    for heading in ("points", "95% interval", "times its tokens, written and read"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    right: dict[str, dict[str, float]] = {each.strategy: {} for each in summaries}
+    for row in rows:
+        right[row.strategy][row.problem_id] = float(row.right)
+    for other in others:
+        if not right[first.strategy].keys() & right[other.strategy].keys():
+            continue  # interrupted before
+        found = paired_bootstrap(right[first.strategy], right[other.strategy])
+        table.add_row(
+            Text(printable(other.strategy)),
+            f"{100 * found.mean:+.1f}",
+            f"{100 * found.low:+.1f} to {100 * found.high:+.1f}",
+            f"{other.tokens / first.tokens:.2f}" if first.tokens else "",
         )
     return table
 

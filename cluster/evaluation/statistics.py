@@ -83,6 +83,11 @@ class StrategySummary:
         """Share of right answers among all problems. A failed problem counts as not solved."""
         return self.right / self.problems if self.problems else 0.0
 
+    @property
+    def tokens(self) -> float:
+        """Mean tokens that the models wrote and read."""
+        return self.cost.get("written_tokens", 0.0) + self.cost.get("read_tokens", 0.0)
+
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self) | {"accuracy": self.accuracy}
         return fields | {"interval": {**self.interval._asdict(), "confidence": CONFIDENCE, "method": "wilson"}}

@@ -125,6 +125,6 @@ def vote(samples: Sequence[Sample], rule: SelectionRule) -> bool:
                 ranks[group] = max(ranks.get(group, 0.0), weight)
             case SelectionRule.WEIGHTED:
                 ranks[group] = ranks.get(group, 0.0) + weight * votes
-            case SelectionRule.MAJORITY:
+            case SelectionRule.MAJORITY | SelectionRule.MEDOID:
                 ranks[group] = ranks.get(group, 0.0) + votes
     return right[max(ranks, key=ranks.__getitem__)] if ranks else False

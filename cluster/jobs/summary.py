@@ -12,7 +12,7 @@ from rich.text import Text
 from cluster.client.printable import printable
 from cluster.evaluation.statistics import CONFIDENCE, wilson
 from cluster.jobs.samples import Sample, pass_at, powers_of_two, shuffled, vote
-from search.answers.voting import SelectionRule
+from search.answers.voting import ANSWER_RULES, SelectionRule
 from search.run.report import SearchCost
 
 FORMAT = 1
@@ -71,7 +71,7 @@ class Votes:
 
     passed: Share = field(default_factory=Share)
     """pass@k."""
-    selected: dict[SelectionRule, Share] = field(default_factory=lambda: {rule: Share() for rule in SelectionRule})
+    selected: dict[SelectionRule, Share] = field(default_factory=lambda: {rule: Share() for rule in ANSWER_RULES})
 
     def as_json(self) -> dict[str, Any]:
         shares = {str(rule): share.mean for rule, share in self.selected.items()}
@@ -209,9 +209,9 @@ def summary_tables(summary: Summary) -> Iterator[Table]:
         interval = f"{100 * low:.1f} to {100 * high:.1f}"
         levels.add_row(Text(printable(level)), f"{share.of:,}", f"{share.mean:.1%}", interval)
     yield levels
-    votes = _table("paths", "problems", "pass@k", *map(str, SelectionRule))
+    votes = _table("paths", "problems", "pass@k", *map(str, ANSWER_RULES))
     for k, at in sorted(summary.votes.items()):
-        shares = (f"{at.selected[rule].mean:.1%}" for rule in SelectionRule)
+        shares = (f"{at.selected[rule].mean:.1%}" for rule in ANSWER_RULES)
         votes.add_row(f"{k:,}", f"{at.passed.of:,}", f"{at.passed.mean:.1%}", *shares)
     yield votes
 

@@ -39,7 +39,7 @@ class MessageEncoder:
         """Raises PromptTooLong: there are more than ``max_tokens``."""
         return [0] * _at_most(estimated_tokens(text), max_tokens)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], prefill: str, max_tokens: int) -> Prompt:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], prefill: str = "", max_tokens: int | None = None) -> Prompt:
         """The prompt of a chat, with the beginning of its answer.
 
         Raises:

@@ -26,6 +26,7 @@ from deployments.service.tool_calls import ToolCallsUnread
 from deployments.store import Damaged, Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     BudgetTooSmall,
+    ContextsUnavailable,
     GeneratorError,
     HarmfulRequest,
     HookError,
@@ -70,6 +71,8 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), code="store_full")
     if isinstance(error, StoreBusy):
         return Unavailable("the store is locked by another request; try again", code="store_unavailable")
+    if isinstance(error, ContextsUnavailable):
+        return BadRequest(str(error), "search.strategy", "unsupported_value")
     if isinstance(error, PromptTooLong):
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, PathTooLarge):

@@ -25,6 +25,9 @@ Data = Json | Literal["[DONE]"]
 MAX_ANSWERS = 64
 """Maximum number of answers in a reply: the first ones by rank. Every path may have a different answer."""
 
+MAX_READER_CHARS = 4096
+"""Length at which a reply cuts what a reader of solutions wrote. The tree has all of it."""
+
 MAX_ASKED_CHARS = 200
 """Length at which a note cuts the question of an earlier request."""
 
@@ -92,6 +95,8 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             *head.notes,
             *_choices_notes(head, outcome),
             *_unread_notes(outcome),
+            *_text_notes(outcome),
+            *_context_notes(outcome),
             *_hook_notes(outcome),
             *_tool_notes(outcome),
             *_cached_notes(outcome),
@@ -104,6 +109,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "agreement": outcome.selection.agreement,
         "selection": str(head.wanted.selection),
         "answers": _answers(head, outcome),
+        **_readers(outcome),
         "degraded": outcome.degraded,
         "cached": isinstance(outcome, CachedOutcome),
         **outcome.cost.model_dump(),
@@ -128,6 +134,13 @@ def _answers(head: Head, outcome: SearchOutcome) -> list[Json]:
     ]
 
 
+def _readers(outcome: SearchOutcome) -> Json:
+    """Returns what those that chose among solutions wrote, and the node of the one that each chose."""
+    votes = outcome.reader_votes[:MAX_ANSWERS]
+    read = [{"node": vote.reader, "chosen": vote.chosen, "text": vote.text[:MAX_READER_CHARS]} for vote in votes]
+    return {"readers": read} if read else {}
+
+
 def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
     found = max(1, len(outcome.selection.groups))
     return [f"{found} distinct answers were found, not n = {head.wanted.count}"] if found < head.wanted.count else []
@@ -136,6 +149,22 @@ def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
 def _unread_notes(outcome: SearchOutcome) -> list[str]:
     unread = outcome.selection.unread
     return [f"answers that took too long to read and were compared as text: {unread}"] if unread else []
+
+
+def _text_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note if no path had an answer, so that whole texts were compared."""
+    groups = outcome.selection.text_groups
+    return (
+        [f"no answer could be extracted, so whole texts were compared; meanings among them: {groups}"] if groups else []
+    )
+
+
+def _context_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note on solutions that were not read because the context length had no room for them."""
+    unread = outcome.cost.unread_sources
+    return (
+        [f"solutions that did not fit into the prompts that show them, and were not read: {unread}"] if unread else []
+    )
 
 
 def _hook_notes(outcome: SearchOutcome) -> list[str]:

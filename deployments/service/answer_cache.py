@@ -125,7 +125,7 @@ class AnswerCache:
         """The entries that a question may be compared with, the oldest first."""
         self._threshold = settings.threshold or 1.0
         self._embedder = (
-            Embedder(imported_function(settings.embedding), settings.embedding_timeout_s)
+            Embedder(imported_function(settings.embedding), settings.embedding_timeout_s, "answer_cache.embedding")
             if settings.embedding
             else None
         )

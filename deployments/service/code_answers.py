@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from deployments.sandbox import Limits, Sandbox, SandboxBusy
 from deployments.sandbox.trials import Trial, try_program
-from search.answers.checks import Checks, Outcome
+from search.answers.checks import Checks, Outcome, failed_checks
 from search.answers.code_answer import code_answer
 from search.answers.equivalence import WAIT_S, Grouping
 from search.ports import ScoreRequest, StepScorer
@@ -31,7 +32,19 @@ class CodeAnswers:
             scorer=_CheckingScorer(shared.scorer, checks),
             matcher=_Behaviors(self, checks, tree),
             extract_answer=code_answer,
+            remark=partial(self._remark, checks) if checks.checks else None,
         )
+
+    async def _remark(self, checks: Checks, solution: str) -> str:
+        """What the checks of a question say of a solution; empty if nothing is known."""
+        program = code_answer(solution)
+        if program is None:
+            return "The candidate has no complete program in a block of Python."
+        try:
+            trial = await self.trial(program, checks)
+        except SandboxBusy:
+            return ""
+        return "" if trial.lacking else failed_checks(checks.checks, trial.outcomes)
 
     async def trial(self, program: str, checks: Checks) -> Trial:
         """Raises SandboxBusy if no worker process became free in time, or none could be started."""

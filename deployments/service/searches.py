@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from deployments.service.code_answers import CodeAnswers
+from deployments.service.contexts import Chat
 from deployments.service.slots import Slot, Slots
 from deployments.service.suspects import Suspects, digest_of
 from deployments.service.tool_calls import CallReader
@@ -55,6 +56,8 @@ class SearchJob(NamedTuple):
     """Reads the answers' tool calls; None: there are no tools."""
     checks: Checks | None = None
     """What the answer, a program, has to pass; None: it is no program."""
+    chat: Chat | None = None
+    """The chat, for strategies that have the model read solutions."""
 
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
@@ -194,6 +197,7 @@ class SearchService:
                         prefill=job.prefill,
                         json_schema=job.json_schema,
                         open_thought=job.open_thought,
+                        messages=job.chat,
                     )
                 return outcome if calls is None else calls.answered(outcome)
         except BaseException as error:

@@ -19,6 +19,8 @@ from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.engines.weights import check_weights
 from deployments.engines.yaml_values import as_meant
 from deployments.startup.model_files import has_tokenizer, longest_context, model_directories, token_ratio
+from search.settings import parse_search
+from search.templates import composed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,6 +48,7 @@ def check_settings(config: AppConfig) -> None:
             *_rewards_are_exact(config),
             *_whole_blocks_are_kept(config),
             *_prompt_is_taken(config),
+            *_solutions_fit(config),
         ]
     problems += [problem for path, prm in config.prm.engines.items() for problem in _paths_are_read(f"prm{path}", prm)]
     if problems:
@@ -172,9 +175,9 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
     if _is_shipped(config.generator_engine) and prompt == PromptSettings():
         return
     where = "generator.model" if prompt == PromptSettings() else "controller.prompt"
-    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
     first, second = (
-        [*system, *prompt.example_turns, {"role": "user", "content": text}] for text in (QUESTION, OTHER_QUESTION)
+        [*_system(prompt), *prompt.example_turns, {"role": "user", "content": text}]
+        for text in (QUESTION, OTHER_QUESTION)
     )
     try:
         if (tokenizer := _tokenizer(config.generator_engine)) is None:
@@ -191,6 +194,44 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
             yield f"{where}: {len(tokens)} tokens; the context of {config.search_context} leaves no room for more"
 
 
+def _solutions_fit(config: AppConfig) -> Iterator[str]:
+    """The context holds the operator's templates, with as many solutions as the operator's searches show at once, each
+    as long as it may become, and a step behind them. Searches of requests show fewer where they do not fit."""
+    controller, context = config.controller, config.search_context
+    searches = {"controller.default_search": controller.default_search}
+    searches |= {f"controller.efforts.{effort}": search for effort, search in controller.efforts.items()}
+    parsed = {path: parse_search(search, controller.catalog) for path, search in searches.items()}
+    reading = {path: search for path, search in parsed.items() if search.strategy.most_shown}
+    try:
+        if not (reading or controller.templates) or (tokenizer := _tokenizer(config.generator_engine)) is None:
+            return
+        encoder = ChatEncoder(tokenizer)
+        question = [
+            *_system(controller.prompt),
+            *controller.prompt.example_turns,
+            {"role": "user", "content": QUESTION},
+        ]
+        empty = {
+            name: len(encoder.encode_chat(composed(question, template, [""])))
+            for name, template in controller.known_templates.items()
+        }
+    except ValueError:  # told by another check
+        return
+    for name in controller.templates:
+        if empty[name] >= context:
+            yield f"controller.templates.{name}: {empty[name]} tokens; the context of {context} leaves no room for more"
+    for path, search in reading.items():
+        count, longest = search.strategy.most_shown, min(search.max_path_tokens, context)
+        besides = empty.get(search.strategy.name, max(empty.values())) + min(search.max_step_tokens, longest)
+        if besides + count * longest > context:
+            room = max(0, context - besides)
+            yield (
+                f"{path}: its prompts show {count} solutions of up to {longest} tokens (max_path_tokens), with "
+                f"{besides} tokens for the template and a step: {besides + count * longest}, but the context is "
+                f"{context}. What would fit: {room // longest} such solutions, or max_path_tokens of {room // count}"
+            )
+
+
 def _paths_are_read(path: str, prm: RewardModelSettings) -> Iterator[str]:
     """A reward model that reads a chat has a template, which takes the messages of its family."""
     if _is_shipped(prm) or not prm.reads_chat:
@@ -202,6 +243,10 @@ def _paths_are_read(path: str, prm: RewardModelSettings) -> Iterator[str]:
         prm.reader(prm, tokenizer).prompt_ids(QUESTION, STEPS)
     except (ValueError, EngineStartError) as error:
         yield f"{path}.model: {error}"
+
+
+def _system(prompt: PromptSettings) -> list[dict[str, str]]:
+    return [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
 
 
 def _tokenizer(settings: EngineSettings) -> "PreTrainedTokenizerBase | None":

@@ -6,7 +6,7 @@ assertion. This module reads them and judges outcomes; it runs nothing.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, DocTestParser, OutputChecker
 from functools import lru_cache
 from itertools import islice
@@ -19,6 +19,8 @@ MAX_CHECK_CHARS = 8192
 """Longest check: source and output together."""
 MAX_CHECKS_CHARS = 65_536
 """Most characters of all checks of a request."""
+MAX_TOLD, MAX_TOLD_CHARS = 8, 400
+"""Failed checks that a model is told of, and the most characters of each of their parts."""
 MAX_EXAMPLES_CHARS = 16_384
 """Length up to which a question is searched for examples."""
 _PARAGRAPHS = re.compile(r"\n[ \t]*\n")
@@ -101,6 +103,22 @@ def has_passed(check: Check, outcome: Outcome) -> bool:
         return bool(_value(wanted) == _value(outcome.output))
     except ValueError:
         return False
+
+
+def failed_checks(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> str:
+    """Says which checks a program failed and what each of them did, the first ``MAX_TOLD`` of them; or that it passed
+    all."""
+    failed = [
+        (check, outcome) for check, outcome in zip(checks, outcomes, strict=True) if not has_passed(check, outcome)
+    ]
+    if not failed:
+        return f"The candidate's program passed all {len(checks)} checks."
+    lines = [f"The candidate's program failed {len(failed)} of {len(checks)} checks:"]
+    for check, outcome in failed[:MAX_TOLD]:
+        did = outcome.error or f"it shows {outcome.output.strip() or 'nothing'}"
+        wanted = f", and must show {check.output.strip()}" if check.output else ""
+        lines.append(f"- {check.source.strip()[:MAX_TOLD_CHARS]}\n  {did[:MAX_TOLD_CHARS]}{wanted[:MAX_TOLD_CHARS]}")
+    return "\n".join(lines)
 
 
 def checks_of(question: str, given: tuple[Check, ...] | None = None) -> Checks | None:

@@ -22,6 +22,17 @@ class SelectionRule(StrEnum):
     """The group with the largest sum of scores times votes over its paths, or of their own weights times votes."""
     MAJORITY = "majority"
     """The group with the most votes."""
+    MEDOID = "medoid"
+    """As ``majority``; where no path has an answer, the text nearest to all others, whatever the scores are."""
+
+    @property
+    def counts_votes(self) -> bool:
+        """Whether it counts votes, whatever the paths' scores are."""
+        return self in (SelectionRule.MAJORITY, SelectionRule.MEDOID)
+
+
+ANSWER_RULES = (SelectionRule.NAIVE, SelectionRule.WEIGHTED, SelectionRule.MAJORITY)
+"""The rules that differ where paths have answers."""
 
 
 class Candidate(NamedTuple, Generic[PathT]):
@@ -74,6 +85,9 @@ class AnswerSelection(NamedTuple, Generic[PathT]):
     """All groups, the winner first, then by falling votes, ties in order of first appearance."""
     unread: int = 0
     """Number of different answers that were compared as text, since reading them took too long."""
+    text_groups: int = 0
+    """Number of groups into which whole texts fell by their meaning, since no path had an answer; 0 where they were not
+    compared. ``agreement`` is then the share of the answering text's group, and ``groups`` is empty."""
 
 
 def best_groups(groups: Iterable[AnswerGroup[PathT]], selection: SelectionRule) -> list[AnswerGroup[PathT]]:
@@ -83,9 +97,9 @@ def best_groups(groups: Iterable[AnswerGroup[PathT]], selection: SelectionRule) 
 
 def decisive_shares(groups: Sequence[AnswerGroup[PathT]], selection: SelectionRule) -> list[float]:
     """Returns what decided for each of all groups, in [0, 1]: its part of all weights under ``weighted``, of all votes
-    under ``majority``, and the score of its best path under ``naive``. The winner has the largest. A group with a
-    negative weight has no part."""
-    if selection is SelectionRule.MAJORITY:
+    under ``majority`` and ``medoid``, and the score of its best path under ``naive``. The winner has the largest. A
+    group with a negative weight has no part."""
+    if selection.counts_votes:
         return [group.share for group in groups]
     ranks = [max(0.0, float(_rank(group, selection))) for group in groups]
     whole = sum(ranks) if selection is SelectionRule.WEIGHTED else 1.0
@@ -168,5 +182,5 @@ def _rank(group: AnswerGroup[PathT], selection: SelectionRule) -> float | Fracti
             return 1.0 if group.score is None else group.score
         case SelectionRule.WEIGHTED:
             return group.weight
-        case SelectionRule.MAJORITY:
+        case SelectionRule.MAJORITY | SelectionRule.MEDOID:
             return group.votes

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from search.answers.equivalence import WAIT_S, Grouping
+from search.answers.meaning import TextEmbedding, compared, normalized
 from search.answers.readings import grouped, of_text
-from search.answers.voting import AnswerSelection, Ballot, Candidate
+from search.answers.voting import AnswerSelection, Ballot, Candidate, SelectionRule
 from search.run.environment import Matcher
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
@@ -22,9 +23,11 @@ async def select_answer(
     matcher: Matcher | None,
     wait_s: float = WAIT_S,
     alike: bool = False,
+    embedding: TextEmbedding | None = None,
 ) -> AnswerSelection[Node]:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules. If
-    no path has an answer, one with content is preferred to one that ended in its thought.
+    no path has an answer, one with content is preferred to one that ended in its thought; and under ``medoid``, or if
+    nothing is scored, texts are compared, by ``embedding`` if there is one.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     If ``alike``, each path has one vote, however often it was written.
@@ -52,11 +55,42 @@ async def select_answer(
                 with_content.append(candidate)
             await turns.pass_on()
         candidates = with_content or candidates
+        is_scored = any(candidate.score is not None for candidate in candidates)
+        if len(candidates) > 1 and (strategy.selection is SelectionRule.MEDOID or not is_scored):
+            return await _nearest(candidates, tree, wait_s, embedding, strategy.selection is not SelectionRule.MEDOID)
     ballot: Ballot[Node] = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))
         await turns.pass_on()
     return ballot.selected(strategy.selection)._replace(unread=unread)
+
+
+async def _nearest(
+    candidates: Sequence[Candidate[Node]],
+    tree: SearchTree,
+    wait_s: float,
+    embedding: TextEmbedding | None,
+    by_group: bool,
+) -> AnswerSelection[Node]:
+    """The answer selected by the texts of candidates without answers (`search.answers.meaning.compared`)."""
+    texts: dict[str, tuple[int, str]] = {}
+    names: list[int] = []
+    turns = Turns()
+    for candidate in candidates:
+        text = tree.text_of(candidate.node)[tree.parts_of(candidate.node).start :]
+        names.append(texts.setdefault(normalized(text), (len(texts), text))[0])
+        await turns.pass_on()
+    vectors = None
+    if embedding is not None and len(texts) > 1:
+        vectors = await embedding.vectors_of([text for _, text in texts.values()], wait_s)
+    votes = [float(candidate.votes) for candidate in candidates]
+    threshold = 1.0 if embedding is None else embedding.threshold
+    groups, index = compared(names, votes, vectors, threshold, by_group)
+    [group] = [group for group in groups if index in group]
+    share = sum(votes[member] for member in group) / sum(votes)
+    unread = len(texts) if embedding is not None and len(texts) > 1 and vectors is None else 0
+    best = candidates[index]
+    return AnswerSelection(best.node, None, best.score, share, (), unread, len(groups))
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:

@@ -1,6 +1,6 @@
 """The dependencies of a search in one object, shared by all searches of a process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -8,11 +8,13 @@ from typing import Protocol
 from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
+from search.answers.meaning import TextEmbedding
 from search.ports import Generator, StepScorer, ToolRequest
 from search.run.bill import NO_PRICES, Prices
 from search.run.contexts import Compose
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
+from search.templates import TEMPLATES
 
 
 class Fallback(StrEnum):
@@ -52,6 +54,8 @@ class SearchEnvironment:
     extract_answer: AnswerExtractor = extract_answer
     json_answer: AnswerExtractor = json_answer
     """The answer of a path that a JSON schema holds."""
+    text_embedding: TextEmbedding | None = None
+    """Says which texts mean the same, for votes in which no path has an answer; None: only equal texts do."""
     solver: Solver = field(default_factory=Solver)
     step_hook: StepHook | None = None
     """Sees every new step before it is scored."""
@@ -67,6 +71,11 @@ class SearchEnvironment:
     """Composes prompts that show solutions to the model; None: no strategy can have it read any."""
     tool: ToolRequest | None = None
     """How programs in the solutions are run; None: not at all."""
+    choice_of: Callable[[str, int], int | None] = TEMPLATES["select"].chosen
+    """See `SearchTree.choice_of`."""
+    remark: Callable[[str], Awaitable[str]] | None = None
+    """Says what is known of a solution beside its rewards, such as failed checks; None: nothing. The same for the same
+    solution."""
     prices: Prices = NO_PRICES
     """What the models' tokens cost."""
     model: str = ""

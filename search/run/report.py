@@ -1,7 +1,7 @@
 """The events that a search emits, its cost, and its outcome."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
+from search.strategies.base import ReaderVote
 from search.tree import NO_THOUGHT, HookEffect, Node, NodeId, NodeStatus, SearchTree, Span, StepEnd, Thought
 
 
@@ -192,6 +193,8 @@ class SearchOutcome:
     """Whether the tree has neutral rewards, or steps for which the step hook failed, including those from before it was
     saved; or a program of this search met its time limit."""
     cost: SearchCost
+    reader_votes: tuple[ReaderVote, ...] = field(default=(), kw_only=True)
+    """What those that chose among solutions wrote."""
 
     @property
     def stopped(self) -> bool:

@@ -252,7 +252,9 @@ class _Search:
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._hook = environment.step_hook
+        self._remark = environment.remark
         self._matcher = None if json_schema else environment.matcher
+        self._embedding = environment.text_embedding
         self._json_schema = json_schema
         self._tool = environment.tool if settings.tools and not json_schema else None
         self._scores_prefill = settings.score_prefill
@@ -267,7 +269,7 @@ class _Search:
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
         self._seed = tree.seed
         tree.prefill = prefill
-        tree.extract_answer = environment.extract_answer
+        tree.extract_answer, tree.choice_of = environment.extract_answer, environment.choice_of
         if json_schema:
             tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
@@ -341,7 +343,7 @@ class _Search:
         if not ends:
             ends = [await self._best_open_path(reason)]
         wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
-        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike)
+        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike, self._embedding)
         sample = await sample_tokens(ends, self._tree, self._strategy, alike)
         outcome = SearchOutcome(
             search_id=self._search_id,
@@ -352,6 +354,7 @@ class _Search:
             stop_reason=reason,
             degraded=self._tree.degraded or self._cost.tool_limits > 0,
             cost=await self._counted(selection, sample),
+            reader_votes=tuple(self._strategy.reader_votes(self._tree)),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -407,7 +410,7 @@ class _Search:
         """Scores the prefill's steps, if their rewards are part of path scores."""
         steps = self._tree.scored_prefill.steps
         last_only = self._strategy.aggregation is Aggregation.LAST
-        if not steps or not self._scores_prefill or last_only or not self._strategy.needs_rewards:
+        if not steps or not self._scores_prefill or last_only or not self._strategy.is_scored:
             return
         [rewards], neutral = await self._scorer.rewards(self._score_request([ScoreItem(steps, len(steps))]))
         self._tree.root.prefill_rewards = tuple(rewards)
@@ -421,6 +424,9 @@ class _Search:
             self._tree.strategy_cache[problem] = await self._solver.solve(problem)
             await turns.pass_on()
         if not self._tree.in_flight:
+            if self._remark is not None and (nodes := self._strategy.unremarked(self._tree)):
+                remarks = await asyncio.gather(*(self._remark(self._tree.solution_of(node)) for node in nodes))
+                self._tree.remarks |= zip((node.id for node in nodes), remarks, strict=True)
             self._strategy.prepare(self._tree)
             await turns.pass_on()
         arrived, self._arrived = self._arrived, []
@@ -561,10 +567,10 @@ class _Search:
     async def _score_unscored(self) -> None:
         turns = Turns()
         while self._unscored:
-            if self._strategy.needs_rewards:
+            if self._strategy.is_scored:
                 await self._enough_to_score()
             chains, self._unscored = self._unscored, []
-            if not self._strategy.needs_rewards:
+            if not self._strategy.is_scored:
                 for chain in chains:
                     self._arrive(self._results.complete(chain, [None] * len(chain), neutral=False))
                     await turns.pass_on()

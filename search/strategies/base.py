@@ -18,7 +18,18 @@ from search.ports import Sampling, StopCondition
 from search.problem import Problem
 from search.strategies.path_score import Aggregation
 from search.strategies.vote_weights import VoteWeights
-from search.tree import Node, Reading, SearchTree
+from search.tree import Node, NodeId, Reading, SearchTree
+
+
+class ReaderVote(NamedTuple):
+    """What a model that read solutions wrote, and which one it chose."""
+
+    reader: NodeId
+    """The last node of what it wrote."""
+    chosen: NodeId | None
+    """The last node of the solution; None if it made no readable choice."""
+    text: str
+    """What it wrote, without thinking."""
 
 
 class Expansion(NamedTuple):
@@ -67,7 +78,7 @@ class Strategy(BaseModel, ABC):
     stop_condition: ClassVar[StopCondition] = StopCondition.STEP
     """Whether the generator writes single steps or whole solutions."""
     needs_rewards: ClassVar[bool] = True
-    """Whether steps are scored by the process reward model at all."""
+    """Whether steps are scored by the process reward model at all, unless settings say otherwise (``is_scored``)."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Short names in model aliases: ``beam`` for ``beam_search``."""
 
@@ -121,6 +132,11 @@ class Strategy(BaseModel, ABC):
         return any(setting.cap == "n" and setting.value != 1 for setting in capped_settings(self))
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the steps of this search are scored."""
+        return self.needs_rewards
+
+    @property
     def needs_logprobs(self) -> bool:
         """Whether the generator has to report the log-probabilities of its steps."""
         return False
@@ -148,6 +164,11 @@ class Strategy(BaseModel, ABC):
         do begins some of them early."""
         return None
 
+    @property
+    def most_shown(self) -> int:
+        """Most solutions that one of its prompts shows the model; 0: it has the model read none."""
+        return int(self.starts_contexts)
+
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree
@@ -157,6 +178,11 @@ class Strategy(BaseModel, ABC):
         """The next problem to solve before this strategy can decide; None if there is none. Called only when nothing is
         in flight. The runner puts the solution into ``tree.strategy_cache``."""
         return None
+
+    def unremarked(self, tree: SearchTree) -> Sequence[Node]:
+        """The solutions whose remarks it needs to decide, such as what their checks showed. Called as ``problem``, and
+        only where there are remarks. The runner puts them into ``tree.remarks``."""
+        return []
 
     def prepare(self, tree: SearchTree) -> None:
         """Computes the slow part of ``observe`` and ``select`` ahead of them, so that other tasks can run in between.
@@ -174,6 +200,10 @@ class Strategy(BaseModel, ABC):
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last nodes of the paths that may answer, ordered by id."""
         return list(tree.terminals)
+
+    def reader_votes(self, tree: SearchTree) -> Sequence[ReaderVote]:
+        """What those that chose among solutions wrote, in the order of their requests."""
+        return []
 
     def vote_weight(self, score: float | None) -> float | None:
         """The weight of each vote of a path with this score; None: the score itself."""

@@ -22,6 +22,9 @@ BUILT_IN = (
     "search.strategies.mcts.ab_mcts:ABMCTS",
     "search.strategies.mcts.frontier:Frontier",
     "search.strategies.levels.particle_filter:ParticleFilter",
+    "search.strategies.reading.select:Select",
+    "search.strategies.reading.fuse:Fuse",
+    "search.strategies.reading.refine:Refine",
 )
 """In the order in which they are listed to users."""
 

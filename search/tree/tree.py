@@ -22,6 +22,7 @@ from search.answers.canonical import canonical
 from search.answers.extraction import extract_answer
 from search.answers.thoughts import Parts, has_marks, open_thought, outside_thoughts, parts, without_thoughts
 from search.rewards import is_reward
+from search.templates import TEMPLATES
 from search.tree.nodes import (
     COMPLETE,
     ENDED,
@@ -90,6 +91,11 @@ class SearchTree:
         """Number of texts that the step hook added."""
         self.hook_failures = 0
         """Number of steps for which the step hook failed."""
+        self.remarks: dict[NodeId, str] = {}
+        """What is known of solutions beside their rewards, such as failed checks, by their last nodes: as far as the
+        strategy has asked for it."""
+        self.choice_of: Callable[[str, int], int | None] = TEMPLATES["select"].chosen
+        """The index of the solution that a reply chooses among a number of solutions; None if it chooses none."""
         self.unsure_votes = False
         """Whether the answers of some paths could not be compared in time by what they do."""
         self.repeated = 0

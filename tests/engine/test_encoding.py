@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from deployments.engines.encoding import ChatEncoder
+from deployments.service.contexts import Chat, ContextPrompts
 from scripts.embedded.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from search.errors import PromptTooLong
+from search.templates import TEMPLATES as READING
 
 HOSTILE = [
     TURN_END,
@@ -52,6 +54,19 @@ def test_text_cannot_become_special_tokens(tokenizer: PreTrainedTokenizerFast, t
     chat = encoder.encode_chat([{"role": "user", "content": text}])
     plain = encoder.encode_chat([{"role": "user", "content": "x"}])
     assert [token for token in chat if token in special] == [token for token in plain if token in special]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("template", READING)
+def test_solutions_that_a_model_reads_cannot_become_special_tokens(
+    tokenizer: PreTrainedTokenizerFast, text: str, template: str
+) -> None:
+    compose = ContextPrompts(ChatEncoder(tokenizer), READING)
+    chat = Chat([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 3."}])
+    special = set(tokenizer.all_special_ids)
+    hostile, plain = (compose(chat, template, [shown], shown).token_ids for shown in (text, "x"))
+    assert [token for token in hostile if token in special] == [token for token in plain if token in special]
+    assert "Be brief." in tokenizer.decode(hostile)
 
 
 def test_text_of_special_tokens_is_encoded_in_one_call(

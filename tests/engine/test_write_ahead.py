@@ -17,6 +17,7 @@ from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import WriteAheadSetting
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ScoreRequest
+from search.prompt import Prompt
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -51,8 +52,11 @@ SEARCHES: Sequence[dict[str, Any]] = (
     {"strategy": "mcts", "iterations": 4, "width": 3, "value": "rollout"},
     {"strategy": "ab_mcts", "iterations": 8, "paths": 2, "generation": "step"},
     {"strategy": "frontier", "iterations": 8, "width": 4},
+    {"strategy": "select", "n": 4, "readers": 2},
+    {"strategy": "fuse", "n": 4, "k": 2},
+    {"strategy": "refine", "n": 2},
 )
-NEVER_AHEAD = ("greedy", "self_consistency", "best_of_n", "ab_mcts")
+NEVER_AHEAD = ("greedy", "self_consistency", "best_of_n", "ab_mcts", "select", "fuse", "refine")
 COUNTERS = ("ahead_begun", "ahead_adopted", "ahead_adopted_finished", "ahead_unused_tokens")
 
 
@@ -87,7 +91,13 @@ class Pair:
         self.matcher = AnswerMatcher()
         self.solver = ProcessSolver(AppConfig().controller.step_clusters)
         self.environment = SearchEnvironment(
-            generation, SlowScorer(scoring), AppConfig().search_context, self.matcher, solver=self.solver
+            generation,
+            SlowScorer(scoring),
+            AppConfig().search_context,
+            self.matcher,
+            solver=self.solver,
+            # The question once more: the model knows no other prompts.
+            compose=lambda question, template, shown, note: Prompt(tuple(prompt(generation, question))),
         )
         self._numbers = iter(range(1 << 30))
         self.before: dict[str, int] = {}
@@ -97,7 +107,9 @@ class Pair:
         settings = parse_search(SEARCHES[case.search] | {"seed": case.problem})
         search_id = f"search {next(self._numbers)}"
         token_ids = prompt(self.generation, case.question)
-        outcome = await run_search(case.question, token_ids, settings, self.environment, search_id=search_id)
+        outcome = await run_search(
+            case.question, token_ids, settings, self.environment, search_id=search_id, messages=case.question
+        )
         search = SEARCHES[case.search]
         assert outcome.cost.ahead_branches == 0 or "risk" in search or search["strategy"] not in NEVER_AHEAD
         return outcome

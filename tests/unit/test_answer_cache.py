@@ -297,7 +297,7 @@ def fails(texts: Sequence[str]) -> list[list[float]]:
     [[], [[]], [[0.0, 0.0]], [[float("nan"), 1.0]], [[1.0], [2.0]], [1.0, 2.0], [["a"]], None, [[1.0, 2.0], [1.0]]],
 )
 async def test_an_embedding_that_returns_nonsense_gives_no_vector(rows: Any) -> None:
-    embedder = Embedder(lambda texts: rows, 5.0)
+    embedder = Embedder(lambda texts: rows, 5.0, "embedding")
     assert await embedder.vector_of("a") is None
     assert embedder.failures == 1
     embedder.close()
@@ -305,7 +305,7 @@ async def test_an_embedding_that_returns_nonsense_gives_no_vector(rows: Any) -> 
 
 async def test_vectors_have_one_dimension_and_length_one() -> None:
     rows = [[3.0, 4.0]]
-    embedder = Embedder(lambda texts: rows, 5.0)
+    embedder = Embedder(lambda texts: rows, 5.0, "embedding")
     vector = await embedder.vector_of("a")
     assert vector is not None
     assert vector.tolist() == pytest.approx([0.6, 0.8])
@@ -314,12 +314,30 @@ async def test_vectors_have_one_dimension_and_length_one() -> None:
     embedder.close()
 
 
+async def test_texts_are_embedded_in_one_call_within_the_shorter_timeout() -> None:
+    calls: list[list[str]] = []
+
+    async def embedding(texts: Sequence[str]) -> list[list[float]]:
+        calls.append([*texts])
+        if "slow" in texts:
+            await asyncio.Event().wait()
+        return [[2.0, 0.0] for _ in texts]
+
+    embedder = Embedder(embedding, 30.0, "embedding")
+    vectors = await embedder.vectors_of(["a", "b"])
+    assert vectors is not None
+    assert [vector.tolist() for vector in vectors] == [[1.0, 0.0], [1.0, 0.0]]
+    assert await embedder.vectors_of(["slow", "b"], 0.01) is None
+    assert (calls, embedder.failures) == ([["a", "b"], ["slow", "b"]], 2)
+    embedder.close()
+
+
 async def test_a_coroutine_function_is_awaited() -> None:
     async def embedding(texts: Sequence[str]) -> list[list[float]]:
         await asyncio.sleep(0)
         return [[1.0, 0.0] for _ in texts]
 
-    embedder = Embedder(embedding, 5.0)
+    embedder = Embedder(embedding, 5.0, "embedding")
     vector = await embedder.vector_of("a")
     assert vector is not None
     embedder.close()
@@ -344,7 +362,7 @@ async def test_an_embedding_that_hangs_delays_one_question_only() -> None:
         returns.wait(30)
         return [[1.0]]
 
-    embedder = Embedder(hangs, 0.02)
+    embedder = Embedder(hangs, 0.02, "embedding")
     assert await embedder.vector_of("a") is None
     embedder._timeout_s = 30.0
     async with asyncio.timeout(5):

@@ -1,9 +1,10 @@
 """Checks while the application is built: settings against each other and against the models that they name."""
 
 import json
+import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from deployments.controller import _chat_encoder, load_encoder
 from deployments.engines import settings
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
+from search.strategies.solutions.greedy import Greedy
 from tests.engine.reward_models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -320,6 +322,48 @@ def test_a_configured_prompt_that_fills_the_context_is_refused(prompt: dict[str,
 def test_a_configured_prompt_that_the_template_accepts_is_built() -> None:
     prompt = {"system": "Be brief.", "examples": [{"question": "What is 1 + 1?", "answer": "2"}]}
     assert build(AppConfig.model_validate({"controller": {"prompt": prompt}}))
+
+
+class Reads(Greedy):
+    """A strategy of one's own that shows eight solutions at once."""
+
+    aliases = ()
+    name: Literal["reads"] = "reads"  # type: ignore[assignment]
+
+    @property
+    def most_shown(self) -> int:
+        return 8
+
+
+def reading(path_tokens: int, context: int, **controller: Any) -> dict[str, Any]:
+    search = {"strategy": "reads", "max_path_tokens": path_tokens, "max_step_tokens": 32}
+    return {
+        "generator": {"max_model_len": context},
+        "prm": {"family": "function", "function": "search.tools.listing:listed"},
+        "controller": {"strategies": [f"{__name__}:Reads"], "default_search": search, **controller},
+    }
+
+
+def test_solutions_that_are_read_together_fit_the_context_or_are_refused_with_the_numbers() -> None:
+    [problem] = problems(reading(200, 1024, efforts={"high": {"strategy": "reads", "max_path_tokens": 16}}))
+    told = re.fullmatch(
+        r"controller\.default_search: its prompts show 8 solutions of up to 200 tokens \(max_path_tokens\), with (\d+) "
+        r"tokens for the template and a step: (\d+), but the context is 1024\. What would fit: (\d+) such solutions, "
+        r"or max_path_tokens of (\d+)",
+        problem,
+    )
+    assert told is not None, problem
+    besides, needed, count, fitting = map(int, told.groups())
+    assert (needed, count, fitting) == (besides + 1600, (1024 - besides) // 200, (1024 - besides) // 8)
+    build(AppConfig.model_validate(reading(fitting, 1024)))
+    assert len(problems(reading(fitting + 1, 1024))) == 1
+
+
+def test_a_template_that_fills_the_context_is_refused() -> None:
+    long = {"prompt": "{question} {candidates} {note}" + "long " * 1000}
+    [problem] = problems({"controller": {"templates": {"fuse": long}}})
+    assert problem.startswith("controller.templates.fuse: ")
+    assert "leaves no room" in problem
 
 
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}]

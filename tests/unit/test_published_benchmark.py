@@ -29,7 +29,7 @@ from cluster.training.settings import TrainingPaths, TrainingSettings
 from cluster.training.solutions import read_solved
 from deployments.engines.settings import EMBEDDED_GENERATOR
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import SelectionRule
+from search.answers.voting import ANSWER_RULES, SelectionRule
 from search.run.environment import SearchEnvironment
 from search.settings import parse_search
 from search.strategies.path_score import Aggregation
@@ -138,8 +138,8 @@ def test_votes_are_means_over_the_parts_of_the_pool() -> None:
 
 def test_each_rule_chooses_as_a_search_would() -> None:
     first, second = POOL[:4], POOL[4:]
-    assert [voted(first, 4, rule).correct for rule in SelectionRule] == [1.0, 1.0, 0.0]
-    assert [voted(second, 4, rule).correct for rule in SelectionRule] == [0.0, 0.0, 1.0]
+    assert [voted(first, 4, rule).correct for rule in ANSWER_RULES] == [1.0, 1.0, 0.0]
+    assert [voted(second, 4, rule).correct for rule in ANSWER_RULES] == [0.0, 0.0, 1.0]
 
 
 def test_the_aggregation_decides_the_score() -> None:

@@ -8,7 +8,7 @@ from search.strategies.catalog import STRATEGIES
 
 def test_every_strategy_is_recorded() -> None:
     assert {search["strategy"] for search in SEARCHES.values()} == STRATEGIES.keys()
-    assert len(SEARCHES) * PROBLEMS == 540
+    assert len(SEARCHES) * PROBLEMS == 640
 
 
 async def test_the_same_code_gives_the_same_file_and_other_searches_differ() -> None:

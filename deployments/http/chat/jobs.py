@@ -27,6 +27,7 @@ from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.json_body import Body
 from deployments.http.replies import Head
 from deployments.service.completions import CompletionJob
+from deployments.service.contexts import Chat
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.answers.checks import Checks, checks_of
@@ -148,8 +149,11 @@ class Jobs:
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
+        if settings.strategy.starts_contexts and request.prefill:
+            message = f"messages: strategy {settings.strategy.name} cannot continue an answer that is begun"
+            raise BadRequest(message, "messages", "unsupported_value")
         # Prompts of agents are long, and one answer is not scored.
-        unscored = bool(tools) and not settings.strategy.needs_rewards
+        unscored = bool(tools) and not settings.strategy.is_scored
         longest = self._context if unscored else self._search_context
         # A text that cannot fit the context is neither templated nor tokenized. Only the last turn counts: a template
         # may drop parts of earlier turns.
@@ -205,6 +209,7 @@ class Jobs:
             side_call=side_call,
             calls=call_reader(request, prompt.token_ids, now, self._calls, longest),
             checks=checks,
+            chat=Chat(chat, kwargs, tools) if settings.strategy.starts_contexts else None,
         )
 
     def _checks(self, request: ChatRequest, settings: SearchSettings, asked: str, limited: bool) -> Checks | None:
@@ -288,9 +293,8 @@ class Jobs:
         return [f"budget.thinking has no effect: this model's thinking {lacks}{switch}"]
 
     def _card_notes(self, settings: SearchSettings) -> list[str]:
-        """Returns a note if the search uses a reward model that was measured to be worth nothing."""
-        note = self._resolver.card and self._resolver.card.note(settings.strategy)
-        return [note] if note else []
+        """Returns notes if the search uses a reward model, or a reader, that was measured to be worth nothing."""
+        return [note for card in self._resolver.cards if (note := card.note(settings.strategy))]
 
     def _store_notes(self, request: ChatRequest) -> list[str]:
         return ["store: this server stores nothing"] if request.store and not self._keeps else []

@@ -1,6 +1,6 @@
 """Resolves the settings of a search from the request, the operator's defaults and the operator's caps.
 
-Precedence, lowest first: what the reward model's card decides; the operator's default search, or the preset of the
+Precedence, lowest first: what cards decide; the operator's default search, or the preset of the
 ``reasoning_effort``; the model alias, which names a whole search; OpenAI's own fields; the ``search`` field.
 
 One exception: clients send ``temperature: 0`` without intent (lm-eval always does), and a search of many samples would
@@ -8,7 +8,7 @@ then write one solution many times. So OpenAI's ``temperature: 0`` is ignored fo
 says so. ``search.temperature: 0`` is obeyed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -21,6 +21,7 @@ from deployments.http.fields import nearest, unknown_field
 from deployments.http.json_body import refused
 from search.budget import Budget
 from search.ports import Sampling, StopCondition
+from search.reader_card import ReaderCard
 from search.reward_card import RewardCard
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
@@ -40,13 +41,14 @@ class SettingsResolver:
     @classmethod
     def of(cls, config: AppConfig, backend: Capabilities | None = None) -> "SettingsResolver":
         name, catalog = config.generator.served_name, config.controller.catalog
-        return cls(name, catalog, config.prm.card, backend, config.has_rewards)
+        cards: tuple[RewardCard | ReaderCard | None, ...] = (config.prm.card, config.controller.reader_card)
+        return cls(name, catalog, tuple(filter(None, cards)), backend, config.has_rewards)
 
     def __init__(
         self,
         served_name: str,
         strategies: Catalog = STRATEGIES,
-        card: RewardCard | None = None,
+        cards: Sequence[RewardCard | ReaderCard] = (),
         backend: Capabilities | None = None,
         has_rewards: bool = True,
     ) -> None:
@@ -56,8 +58,8 @@ class SettingsResolver:
         self._has_rewards = has_rewards
         self._strategies = strategies
         self._served_name = served_name
-        self.card = card
-        """Card of the reward model; None if there is none."""
+        self.cards = cards
+        """Of the reward model, and of the generator as a reader, if there are any."""
 
     def settings(
         self, request: ChatRequest, limits: LimitSettings, default_search: Mapping[str, Any]
@@ -130,8 +132,9 @@ class SettingsResolver:
         if request.max_completion_tokens is not None:
             merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
         merged.lay(request.search or {}, "search")
-        if self.card is not None and isinstance(name := merged.flat.get("strategy"), str) and name in self._strategies:
-            merged.flat |= self.card.defaults(self._strategies[name], merged.flat)
+        if self.cards and isinstance(name := merged.flat.get("strategy"), str) and name in self._strategies:
+            for card in self.cards:
+                merged.flat |= card.defaults(self._strategies[name], merged.flat)
         try:
             return merged, parse_search(merged.flat, self._strategies)
         except ValidationError as error:
@@ -147,6 +150,8 @@ class SettingsResolver:
             outer, _, inner = path.rpartition(".")
             if outer:
                 lowered[outer] = {**(lowered.get(outer) or {}), inner: most}
+            elif isinstance(sizes := lowered.get(inner), list | tuple):
+                lowered[inner] = [min(size, int(most)) for size in sizes]
             else:
                 lowered[inner] = most
         if lowered == merged.flat:

@@ -91,7 +91,7 @@ class BeamSearch(LevelSearch):
         votes of ``kept``, each with score 1. All other answers count as one, since the vote may find them equal."""
         if self.patience is None or self.selection is SelectionRule.NAIVE:
             return False
-        by_count = self.selection is SelectionRule.MAJORITY
+        by_count = self.selection.counts_votes
         weights: defaultdict[str, float] = defaultdict(float)
         for node in tree.terminals:
             if node.depth <= depth and (spelling := tree.spelling_of(node)) is not None:

@@ -1,7 +1,7 @@
 """Particle filtering: solutions as particles that are resampled by their rewards."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from random import Random
 from typing import Literal
@@ -11,6 +11,7 @@ from pydantic import Field
 from search.caps import Width
 from search.strategies.levels.level_search import LevelSearch, scored
 from search.strategies.path_score import Aggregation, rank_score
+from search.strategies.resampling import effective_sample_size, shares, softmax, systematic
 from search.tree import Node, NodeStatus, SearchTree
 
 MIN_ODDS = 1e-6
@@ -93,40 +94,6 @@ class ParticleFilter(LevelSearch):
         for index in systematic(weights, start, len(each) + given_back):
             drawn[each[index]] = drawn.get(each[index], 0) + 1
         return drawn
-
-
-def softmax(logs: Sequence[float], temperature: float) -> list[float]:
-    top = max(logs)
-    return shares([math.exp((log - top) / temperature) for log in logs])
-
-
-def shares(weights: Sequence[float]) -> list[float]:
-    """Weights normalized to a sum of 1."""
-    whole = math.fsum(weights)
-    return [weight / whole for weight in weights]
-
-
-def effective_sample_size(weights: Sequence[float]) -> float:
-    """Effective sample size of weights that sum to 1: their number if all are equal, 1 if one has all the weight."""
-    return 1.0 / math.fsum(weight * weight for weight in weights)
-
-
-def systematic(weights: Sequence[float], start: float, count: int | None = None) -> list[int]:
-    """Systematic resampling: draws ``count`` indices from ``weights``, which sum to 1. Without ``count``, as many as
-    there are weights.
-
-    The sampling points are evenly spaced, shifted by ``start`` in [0, 1), so each index is drawn its expected number of
-    times, rounded up or down."""
-    count = len(weights) if count is None else count
-    drawn: list[int] = []
-    index, passed = 0, weights[0]
-    for number in range(count):
-        point = (number + start) / count
-        while point >= passed and index < len(weights) - 1:
-            index += 1
-            passed += weights[index]
-        drawn.append(index)
-    return drawn
 
 
 def _stands_for(node: Node, depth: int) -> float:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from fractions import Fraction
 from random import Random
 from typing import Literal, Self
 
@@ -13,9 +15,21 @@ from search.caps import Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy
 from search.strategies.mcts.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards, columns
-from search.strategies.mcts.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
+from search.strategies.mcts.visit_statistics import MAX_ITERATIONS, clear_statistics
+from search.strategies.notes import known_of
 from search.strategies.path_score import path_score
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import ContextNode, Node, NodeStatus, Reading, SearchTree
+
+
+class Generation(StrEnum):
+    """What one generation of AB-MCTS writes."""
+
+    STEP = "step"
+    """One step below the chosen one."""
+    SOLUTION = "solution"
+    """The rest of a solution from the chosen step on."""
+    REFINE = "refine"
+    """A whole solution, as in the paper: a new one, or an improvement of the chosen one, which the model reads."""
 
 
 class ABMCTS(Strategy):
@@ -29,7 +43,9 @@ class ABMCTS(Strategy):
 
     In the paper a node is a whole answer. Here one generation writes a path to its end by default, and each of its
     steps is a node below the one before: every generation gives an answer, and the search can return to any step.
-    With one step per generation the search would widen at the top and rarely reach an answer within its budget.
+    With one step per generation the search would widen at the top and rarely reach an answer within its budget. With
+    ``generation: refine`` a node is a whole solution, as in the paper: a new child of the root is a new solution, and a
+    new child of a solution is written by a model that reads it, its rewards, and what its checks showed.
     """
 
     aliases = ("abmcts",)
@@ -37,10 +53,11 @@ class ABMCTS(Strategy):
     name: Literal["ab_mcts"] = "ab_mcts"
     iterations: Uncapped = Field(16, ge=1, le=MAX_ITERATIONS, description="Number of generations.")
     paths: Width = Field(1, description="Generations in parallel.")
-    generation: StopCondition = Field(
-        StopCondition.SOLUTION,
+    generation: Generation = Field(
+        Generation.SOLUTION,
         strict=False,
-        description="What one generation writes: a step, or a whole solution.",
+        description="What one generation writes: a `step`, a whole `solution` from a step on, or with `refine` a new "
+        "solution or an improvement of one.",
     )
     posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="Model of an arm's rewards.")
 
@@ -48,16 +65,39 @@ class ABMCTS(Strategy):
     def branches(self) -> bool:
         return self.iterations > 1
 
+    @property
+    def starts_contexts(self) -> bool:
+        return self.generation is Generation.REFINE
+
+    def unremarked(self, tree: SearchTree) -> Sequence[Node]:
+        return [node for node in tree.terminals if self.starts_contexts and node.id not in tree.remarks]
+
+    def votes(self, tree: SearchTree, node: Node) -> Fraction:
+        """With ``generation: refine`` the number of times that the solution was written."""
+        votes = super().votes(tree, node)
+        return votes * (node.context or tree.root).samples if self.starts_contexts else votes
+
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
-        done = tree.fold(Arms, self).generations
+        arms = tree.fold(Arms, self)
+        done = arms.generations
         wanted: dict[Node, int] = {}
         for index in range(min(self.paths, self.iterations - done)):
             rng = Random(f"arms:{tree.seed}:{done + index}")
             node = chosen_parent(tree.root, self.posterior, rng)
             wanted[node] = wanted.get(node, 0) + 1
-        return [Expansion(node, count, self.generation) for node, count in wanted.items()]
+        if not self.starts_contexts:
+            end = StopCondition.STEP if self.generation is Generation.STEP else StopCondition.SOLUTION
+            return [Expansion(node, count, end) for node, count in wanted.items()]
+        return [self._refinement(tree, arms, node)._replace(count=count) for node, count in wanted.items()]
+
+    def _refinement(self, tree: SearchTree, arms: "Arms", solution: Node) -> Expansion:
+        """The expansion of one more improvement of a solution; of a new solution for the root."""
+        if solution is tree.root or solution in arms.contexts:
+            return Expansion(arms.contexts.get(solution, tree.root), 1, StopCondition.SOLUTION)
+        reading = Reading((solution,), "refine", known_of(tree, solution))
+        return Expansion.reading(reading, 1, stop_condition=StopCondition.SOLUTION)
 
 
 @dataclass(eq=False, slots=True)
@@ -96,11 +136,18 @@ class Arms:
     One generation gives one reward, the score of the path that it completes. The reward goes to the own arm of every
     node on the path, to GEN at the node where the generation began, and to CONT at the nodes above it and at all but
     the last of its steps. A step that repeats a sibling gives its rewards to the sibling's arms.
+
+    With ``generation: refine`` only the last node of each solution has arms, and the node above it is the last one of
+    the solution that it improves, or the root.
     """
 
     def __init__(self, tree: SearchTree, strategy: ABMCTS) -> None:
         clear_statistics(tree)
         self.generations = 0
+        self.contexts: dict[Node, ContextNode] = {}
+        """The contexts in which solutions are improved, by the last nodes of these solutions."""
+        self._root = tree.root
+        self._refines = strategy.starts_contexts
         self._strategy = strategy
         rewards_of(tree.root)
 
@@ -109,39 +156,62 @@ class Arms:
         return cls(tree, strategy)
 
     def take(self, arrived: Sequence[Node]) -> None:
-        whole = self._strategy.generation is StopCondition.SOLUTION
+        whole = self._strategy.generation is not Generation.STEP
         for node in arrived:
             if not (node.is_lookahead or (whole and node.request is None)):
                 self.generations += 1
-                self._observe(written_with(node) if whole else [node])
+                steps = written_with(node) if whole else [node]
+                self._observe(steps[-1:] if self._refines else steps)
+                if node.context is not None:
+                    self.contexts[_improved(node.context)] = node.context
 
     def _observe(self, steps: Sequence[Node]) -> None:
         """Credits the reward of one generation, which wrote ``steps``."""
         for step in steps:
-            if step.parent is not None and step.first.status is NodeStatus.OPEN and rewards_of(step.first).column < 0:
-                rewards_of(step.parent.first).add(step.first)
+            above = self._above(step.first)
+            if above is not None and self._may_go_on(step.first) and rewards_of(step.first).column < 0:
+                rewards_of(above).add(step.first)
         reward = path_score(steps[-1], self._strategy.aggregation)
         if reward is None:
             return
         for step in steps:
-            arms = _credit_own_arm(step.first, reward)
+            arms = self._credit_own_arm(step.first, reward)
             if step is not steps[-1]:
                 arms.continued = arms.continued.with_one(reward)
-        parent, *above = upwards(steps[0])[1:]
-        arms = _credit_own_arm(parent, reward)
-        arms.generated = arms.generated.with_one(reward)
-        for node in above:
-            arms = _credit_own_arm(node, reward)
-            arms.continued = arms.continued.with_one(reward)
+        node, began_here = self._above(steps[0].first), True
+        while node is not None:
+            arms = self._credit_own_arm(node, reward)
+            if began_here:
+                arms.generated = arms.generated.with_one(reward)
+            else:
+                arms.continued = arms.continued.with_one(reward)
+            node, began_here = self._above(node), False
+
+    def _credit_own_arm(self, node: Node, reward: float) -> ArmRewards:
+        """Adds a reward to the node's own arm. Returns all its arms."""
+        arms = rewards_of(node)
+        arms.own = arms.own.with_one(reward)
+        above = self._above(node) if arms.column >= 0 else None
+        if above is not None and (table := rewards_of(above).table) is not None:
+            table[:, arms.column] = arms.own
+        return arms
+
+    def _above(self, node: Node) -> Node | None:
+        """The node of which this one is an arm; None for the root."""
+        if node.parent is None or not self._refines:
+            return node.parent and node.parent.first
+        return self._root if node.context is None else _improved(node.context)
+
+    def _may_go_on(self, node: Node) -> bool:
+        """Whether generations may begin at a node."""
+        if not self._refines:
+            return node.status is NodeStatus.OPEN
+        return node.status is NodeStatus.TERMINAL and any(step.solution for step in node.steps)
 
 
-def _credit_own_arm(node: Node, reward: float) -> ArmRewards:
-    """Adds a reward to the node's own arm. Returns all its arms."""
-    arms = rewards_of(node)
-    arms.own = arms.own.with_one(reward)
-    if node.parent is not None and arms.column >= 0 and (table := rewards_of(node.parent.first).table) is not None:
-        table[:, arms.column] = arms.own
-    return arms
+def _improved(context: ContextNode) -> Node:
+    """The last node of the solution that a context shows."""
+    return context.reading.sources[0].first
 
 
 def rewards_of(node: Node) -> ArmRewards:

@@ -18,6 +18,8 @@ class SelfConsistency(WholeSolutions):
     needs_rewards: ClassVar[bool] = False
 
     name: Literal["self_consistency"] = "self_consistency"
-    selection: Literal[SelectionRule.MAJORITY] = Field(
-        SelectionRule.MAJORITY, description="Only a majority vote: nothing is scored."
+    selection: Literal[SelectionRule.MAJORITY, SelectionRule.MEDOID] = Field(
+        SelectionRule.MAJORITY,
+        description="A majority vote, since nothing is scored. Where no answer can be extracted, `majority` counts "
+        "texts of the same meaning, and `medoid` takes the text nearest to all others.",
     )

@@ -14,6 +14,7 @@ from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy, refused
 from search.strategies.path_score import path_score
+from search.strategies.solution_ends import last_step, solution_end
 from search.strategies.solutions.vote_posterior import Standing, is_decided
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -127,7 +128,7 @@ class WholeSolutions(Strategy):
         state = len(tree), tree.in_flight
         known: tuple[Any, Counter[Node]] = tree.strategy_cache.get(WholeSolutions, (None, Counter()))
         if known[0] != state:
-            ends = [(_last(sample), _end(sample)) for sample in tree.root.children.values()]
+            ends = [(last_step(sample), solution_end(sample)) for sample in tree.root.children.values()]
             finished = [(last.path_tokens, end) for last, end in ends if tree.is_finished(end)]
             lengths = sorted(tokens for tokens, _ in finished)
             longest = lengths[self.first_finish - 1] if len(lengths) >= self.first_finish else 0
@@ -139,9 +140,11 @@ class WholeSolutions(Strategy):
         """Whether every solution in flight is longer than all that vote under `first_finish`."""
         if not (voters := self._voters(tree)):
             return False
-        longest = max(_last(sample).path_tokens for sample in tree.root.children.values() if _end(sample) in voters)
+        longest = max(
+            last_step(sample).path_tokens for sample in tree.root.children.values() if solution_end(sample) in voters
+        )
         return all(
-            (tree.unfinished_tokens if node.status is NodeStatus.PENDING else _last(node).path_tokens) > longest
+            (tree.unfinished_tokens if node.status is NodeStatus.PENDING else last_step(node).path_tokens) > longest
             for node in tree.live
         )
 
@@ -166,7 +169,7 @@ class WholeSolutions(Strategy):
         standings: dict[str, Standing] = {}
         written = tree.root.children.values()
         for sample in written:
-            end = _end(sample)
+            end = solution_end(sample)
             score = path_score(end, self.aggregation) if weighted else None
             own = self.vote_weight(score)
             weight = own if own is not None else 1.0 if score is None else score
@@ -177,15 +180,3 @@ class WholeSolutions(Strategy):
                 standings[spelling] = Standing(samples + 1, before + weight)
         unread = len(written) - sum(standing.samples for standing in standings.values())
         return is_decided([*standings.values()], unread, self.n - tree.root.asked, self.risk, weighted)
-
-
-def _last(sample: Node) -> Node:
-    """The last node of a solution."""
-    while sample.children:
-        [sample] = sample.children.values()
-    return sample
-
-
-def _end(sample: Node) -> Node:
-    """The last node of a solution, or of the one that it repeats."""
-    return _last(sample).first

@@ -398,7 +398,8 @@ class TestStrategies:
         assert result.exit_code == 0
         for setting, field in STRATEGIES[name].model_fields.items():
             if setting != "name":
-                default = "unset" if field.default is None else str(field.default)
+                given = [*field.default] if isinstance(field.default, tuple) else field.default
+                default = "unset" if given is None else str(given)
                 rows = [line.split() for line in result.stdout.splitlines()]
                 assert any(row[:2] == [setting, default] and len(row) > 3 for row in rows)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.evaluation.reports import error_lines, report, summary_table
+from cluster.evaluation.reports import error_lines, paired_table, report, summary_table
 from cluster.evaluation.statistics import Row, StrategySummary, summarize, wilson
 from search.run.report import SearchCost
 
@@ -50,6 +50,18 @@ def test_kv_usage_is_a_mean_over_the_searches_that_reported_it() -> None:
 
 def headings(*summaries: StrategySummary) -> list[str]:
     return [str(column.header) for column in summary_table(summaries).columns]
+
+
+def test_strategies_are_compared_problem_by_problem_with_the_first_and_by_what_they_read_too() -> None:
+    rows = [row(problem, right) for problem, right in (("a", True), ("b", False), ("c", False), ("d", False))]
+    more = SearchCost(written_tokens=30, read_tokens=50)
+    read = [replace(row(problem, problem != "d", "select"), cost=more) for problem in "abcd"]
+    rows = [replace(each, cost=SearchCost(written_tokens=10, read_tokens=10)) for each in rows] + read
+    summaries = [summarize(strategy, rows, elapsed_s=1.0) for strategy in ("greedy", "select")]
+    name, points, interval, times = (list(column.cells) for column in paired_table(summaries, rows).columns)
+    assert (str(name[0]), points, times) == ("select", ["+50.0"], ["4.00"])
+    assert interval == ["+0.0 to +100.0"]
+    assert "read" in headings(*summaries)
 
 
 def test_the_report_does_not_depend_on_the_order_of_arrival() -> None:

@@ -33,6 +33,8 @@ from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.code_answers import CodeAnswers
 from deployments.service.completions import CompletionService
+from deployments.service.contexts import ContextPrompts
+from deployments.service.embedding import TextEmbedder
 from deployments.service.live import LiveSettings
 from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
@@ -300,6 +302,8 @@ class World:
             matcher,
             settings.fallback,
             settings.extractor,
+            compose=ContextPrompts(self.encoder, settings.known_templates),
+            text_embedding=TextEmbedder.of(settings.text_answers),
             thinking_context=context if thinks else 0,
             step_hook=settings.step_hook.hook(self.encoder.encode_text) if settings.step_hook else None,
         )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from deployments.config import AppConfig
 from deployments.startup.access import AccessError, changed_settings, read_user_config
-from search.answers.voting import AnswerGroup, SelectionRule, best_groups
+from search.answers.voting import ANSWER_RULES, AnswerGroup, SelectionRule, best_groups
 from search.tree import Node
 
 CHAT = "/v1/chat/completions"
@@ -76,7 +76,7 @@ class TestSeveral:
             return AnswerGroup(answer, 1, votes, 0.0, weight, Node((0,), None), score)  # type: ignore[arg-type]
 
         groups = [group("a", 1, 0.9, 0.2), group("b", 3, 0.5, 0.1), group("c", 2, 0.7, 0.9)]
-        ordered = {rule: "".join(each.answer for each in best_groups(groups, rule)) for rule in SelectionRule}
+        ordered = {rule: "".join(each.answer for each in best_groups(groups, rule)) for rule in ANSWER_RULES}
         assert ordered == {SelectionRule.WEIGHTED: "acb", SelectionRule.MAJORITY: "bca", SelectionRule.NAIVE: "cab"}
 
 

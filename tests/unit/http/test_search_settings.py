@@ -93,7 +93,7 @@ class TestPrecedence:
 class TestCard:
     """The reward model's card < the operator's default < what a request says."""
 
-    resolver = SettingsResolver("m", card=worthless_card())
+    resolver = SettingsResolver("m", cards=[worthless_card()])
 
     def planned(self, default: dict[str, Any] = DEFAULT, **fields: Any) -> Any:
         return self.resolver.settings(request_of(**fields), LimitSettings(), default).strategy
@@ -159,7 +159,7 @@ class TestCaps:
     @pytest.mark.parametrize(("strategy", "path"), CAPPED)
     def test_no_request_exceeds_a_cap_whatever_the_setting_is_called(self, strategy: str, path: str) -> None:
         outer, _, inner = path.rpartition(".")
-        above = {inner: {"m": 8, "seconds": 20.0}.get(inner, 20)}
+        above = {inner: {"m": 8, "seconds": 20.0, "schedule": [1, 20]}.get(inner, 20)}
         with pytest.raises(BadRequest) as refused:
             planned({"strategy": strategy}, TIGHT, search={outer: above} if outer else above)
         assert (refused.value.param, refused.value.code) == (f"search.{path}", "above_limit")

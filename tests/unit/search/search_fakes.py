@@ -19,6 +19,7 @@ from search.ports import (
     StopCondition,
     ToolUse,
 )
+from search.prompt import Prompt
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
@@ -59,6 +60,18 @@ def write_solution(seed: int, prefix: Sequence[int], max_tokens: int) -> tuple[S
     if steps[-1].end is StepEnd.DELIMITER:
         steps[-1] = steps[-1]._replace(end=StepEnd.LENGTH)
     return tuple(steps)
+
+
+SELECT = 7_007_007
+"""The first token of a prompt that asks for a choice; the second one is the number of solutions."""
+
+
+def compose(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+    """The same beginning for prompts of one template, then some tokens for each text that is shown."""
+    tokens = [SELECT if template == "select" else 8, len(shown)]
+    for text in shown:
+        tokens += seeded_rng("shown", text).sample(range(100, 999), 3)
+    return Prompt((*tokens, len(note)))
 
 
 def reward_of(texts: Sequence[str]) -> float:
@@ -173,6 +186,12 @@ class FakeGenerator:
 
     def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
         seed = branch.seed if self.variety is None else branch.seed % self.variety
+        prefix = expansion.prefix
+        if prefix[:1] == (SELECT,):
+            choice = Step((1, 2), f"Judgment: {seed % (prefix[1] + 1)}", StepEnd.END_OF_SEQUENCE)
+            choice = choice if branch.max_tokens > 1 else Step((1,), "Judgment", StepEnd.LENGTH)
+            self.tokens += len(choice.token_ids)
+            return Child(expansion.parent, branch.index, (choice,), cached_tokens=0)
         if request.stop_condition is StopCondition.SOLUTION:
             steps = write_solution(seed, expansion.prefix, branch.max_tokens)
         else:
@@ -308,7 +327,7 @@ class Bench:
             generator=self.through(self.generator),
             scorer=self.scorer,
             matcher=self.matcher,
-            **({"context_tokens": 1000} | surroundings),
+            **({"context_tokens": 1000, "compose": compose} | surroundings),
         )
         usual = {"search_id": "s1", "on_event": self.events.append, "tree": self.tree}
         return await run_search("What is it?", PROMPT, settings, environment, **(usual | options))

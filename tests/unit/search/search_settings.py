@@ -77,7 +77,32 @@ SEARCHES = st.one_of(
         st.integers(1, 20),
         st.integers(1, 5),
         st.sampled_from(["gaussian", "beta"]),
-        st.sampled_from(["step", "solution"]),
+        st.sampled_from(["step", "solution", "refine"]),
+    ),
+    st.builds(
+        lambda n, window, readers, contested: {
+            "strategy": "select",
+            "n": n,
+            "window": window,
+            "readers": readers,
+            "contested": contested,
+        },
+        st.integers(1, 9),
+        st.integers(2, 5),
+        st.integers(1, 3),
+        st.sampled_from([0.3, 1.0]),
+    ),
+    st.builds(
+        lambda size, weights, k: {"strategy": "fuse", "weights": weights, **size, **k},
+        st.sampled_from([{"n": 1}, {"n": 5, "rounds": 3}, {"n": 8}, {"schedule": [7, 3, 1]}]),
+        st.sampled_from(["uniform", "votes", "rewards"]),
+        st.fixed_dictionaries({}, optional={"k": st.integers(1, 5)}),
+    ),
+    st.builds(
+        lambda n, depth, feedback: {"strategy": "refine", "n": n, "depth": depth, "feedback": feedback},
+        st.integers(1, 4),
+        st.integers(0, 3),
+        st.sampled_from(["rewards", "critique", "none"]),
     ),
     st.builds(
         lambda iterations, width, entropy: {

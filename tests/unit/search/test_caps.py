@@ -24,6 +24,9 @@ WIDTHS = {
     "ab_mcts": {"paths"},
     "frontier": {"width"},
     "particle_filter": {"n"},
+    "select": {"n", "readers"},
+    "fuse": {"n", "schedule"},
+    "refine": {"n"},
 }
 SHARED = {
     *("max_depth", "max_step_tokens", "max_path_tokens", "max_thinking_tokens"),
@@ -56,7 +59,7 @@ def test_the_counts_without_a_cap_are_these() -> None:
         for setting, field in strategy.model_fields.items()
         if Cap(None) in field.metadata
     }
-    assert uncapped == {"iterations", "lookahead", "top_k"}
+    assert uncapped == {"iterations", "lookahead", "top_k", "window", "depth"}
 
 
 def test_the_cap_of_a_new_width_is_found_through_its_type() -> None:
@@ -87,9 +90,10 @@ def test_caps_are_found_in_nested_models_and_optional_settings() -> None:
         kind: Literal[1, 2] = 1
         rounds: Uncapped = 3
         wide: Width = 2
+        each: tuple[Width, ...] = (3, 9, 1)
 
     check_marks(Outer)
-    assert list(capped_settings(Outer())) == [("inner.tokens", "tokens", None), ("wide", "n", 2)]
+    assert list(capped_settings(Outer())) == [("inner.tokens", "tokens", None), ("wide", "n", 2), ("each", "n", 9)]
 
 
 def test_a_search_branches_if_it_may_write_several_children() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from search.answers.checks import Check, Outcome, checks_of, examples_of, has_passed, shown
+from search.answers.checks import MAX_TOLD, Check, Outcome, checks_of, examples_of, failed_checks, has_passed, shown
 from search.answers.code_answer import MAX_PROGRAM_CHARS, CodeBlock, code_block
 from search.settings import SearchSettings, parse_search
 
@@ -150,3 +150,20 @@ def test_checks_are_texts_or_inputs_with_outputs() -> None:
     assert settings.given_checks == (Check("assert f(1)"), Check("f(1)", "2"))
     assert SearchSettings.model_validate(settings.model_dump(mode="json")) == settings
     assert parse_search({"strategy": "greedy"}).given_checks is None
+
+
+def test_a_model_is_told_which_checks_failed_and_what_they_did() -> None:
+    checks = [Check("f(1)", "2"), Check("f(2)", "3"), Check("assert f(3) == 4")]
+    outcomes = [Outcome("2\n"), Outcome("4\n"), Outcome("", "AssertionError: no")]
+    assert failed_checks(checks, outcomes) == (
+        "The candidate's program failed 2 of 3 checks:\n"
+        "- f(2)\n  it shows 4, and must show 3\n"
+        "- assert f(3) == 4\n  AssertionError: no"
+    )
+    assert failed_checks(checks[:1], outcomes[:1]) == "The candidate's program passed all 1 checks."
+
+
+def test_only_the_beginnings_of_the_first_failed_checks_are_told() -> None:
+    told = failed_checks([Check("f()", "1" * 9999)] * 50, [Outcome("2" * 9999, "")] * 50)
+    assert told.count("\n- ") == MAX_TOLD
+    assert len(told) < 8192

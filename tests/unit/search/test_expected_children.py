@@ -29,6 +29,9 @@ EXPECTED: list[tuple[dict[str, Any], tuple[int, int] | None]] = [
     ({"strategy": "ab_mcts"}, None),
     ({"strategy": "ab_mcts", "generation": "step"}, None),
     ({"strategy": "frontier", "width": 3}, (3, 3)),
+    ({"strategy": "select"}, None),
+    ({"strategy": "fuse"}, None),
+    ({"strategy": "refine"}, None),
 ]
 
 

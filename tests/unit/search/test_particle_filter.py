@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_fakes import search
 
 from search.settings import parse_search
-from search.strategies.levels.particle_filter import effective_sample_size, softmax, systematic
+from search.strategies.resampling import effective_sample_size, softmax, systematic
 from search.tree import NodeStatus, SearchTree, Step, StepEnd
 
 WEIGHTS = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20).filter(lambda weights: sum(weights) > 1e-3)

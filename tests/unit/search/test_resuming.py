@@ -14,6 +14,7 @@ from search_fakes import Bench, broken
 from search.errors import GeneratorError
 from search.ports import Child
 from search.run.report import SearchEvent, SearchOutcome
+from search.settings import parse_search
 from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json
 from search.tree import ExpansionRequest, NodeStatus, SearchTree, Step, StepEnd
 
@@ -29,6 +30,9 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "mcts": {"iterations": 12, "paths": 3},
     "ab_mcts": {"iterations": 12, "paths": 4},
     "frontier": {"iterations": 9, "width": 4},
+    "select": {"n": 9, "window": 3},
+    "fuse": {"n": 7, "k": 3},
+    "refine": {"n": 4},
 }
 BEAM: dict[str, Any] = {"strategy": "beam_search", "n": 12, "m": 3}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -39,6 +43,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("beam_search", {"n": 6, "m": 3, "lookahead": 2}),
     ("beam_search", {"n": 12, "m": 3, "patience": 1.0}),
     ("mcts", {"iterations": 9, "value": "both", "prior": "logprob"}),
+    ("ab_mcts", {"iterations": 14, "paths": 3, "generation": "refine"}),
+    ("fuse", {"schedule": [9, 4, 1], "weights": "rewards", "budget": {"tokens": 250}}),
+    ("refine", {"n": 3, "feedback": "critique"}),
     ("dvts", {"n": 6, "m": 3, "budget": {"tokens": 120}}),
     ("beam_search", {"n": 8, "m": 2, "budget": {"nodes": 30}, "finish_to_eos": True, "max_depth": 4}),
 ]
@@ -191,7 +198,7 @@ def test_another_seed_is_refused(snapshot: dict[str, Any]) -> None:
         run({"strategy": "beam_search", "n": 8, "m": 2, "seed": 8}, order=1, tree=restore_tree(snapshot))
 
 
-SCORED = [(name, own) for name, own in VARIANTS if name not in ("greedy", "self_consistency")]
+SCORED = [(name, own) for name, own in VARIANTS if parse_search({"strategy": name, **own}).strategy.is_scored]
 SECONDS = 1000.0
 
 

@@ -1,0 +1,1 @@
+"""Strategies whose later solutions are written by a model that reads earlier ones."""
