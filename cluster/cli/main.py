@@ -499,7 +499,6 @@ def train_prm(
     from pydantic import ValidationError
 
     from cluster.cli.batch import BatchOptions
-    from cluster.cli.train_prm import TrainingOptions, run_training
     from cluster.evaluation.search_field import search_field
     from cluster.jobs.run import Settings
     from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -522,6 +521,8 @@ def train_prm(
         fault = error.errors()[0]
         refuse(f"--{'-'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}")
     with plain_failures():
+        from cluster.cli.train_prm import TrainingOptions, run_training  # torch, which may not be installed
+
         search = search_field(strategy, n) | {"logprobs": True}
         solving = BatchOptions(
             given=given,

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from inspect import isclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -79,7 +80,16 @@ def read_config(
             # The engines of a cluster that is joined, or deployed to later, may have their models on other machines.
             if not keys_to_come and not os.environ.get("RAY_ADDRESS"):
                 _refuse(f"{where}.args.", args.missing_models())
+                _require_engines(f"{where}.args", args)
     return {**config, "http_options": options}
+
+
+def _require_engines(where: str, args: "AppConfig") -> None:
+    if args.engines and find_spec("vllm") is None:
+        raise LaunchError(
+            f"{where}: {', '.join(args.engines)}: no engine is installed here. Install one with `make setup`, or from "
+            "a checkout with pip install '.[cpu]' or '.[cuda]'"
+        )
 
 
 def app_config(config: Mapping[str, Any]) -> "AppConfig":
