@@ -69,8 +69,14 @@ def explained(error: ValidationError, known: Callable[[Location], Iterable[str]]
             message = no_such("setting", path[-1], names)
         message = with_advice(message, each["type"], each["input"])
         fault = PydanticCustomError(each["type"], "{message}", {"message": message})
-        faults.append(InitErrorDetails(type=fault, loc=path, input=each["input"]))
+        given = "(not shown)" if path and _may_be_a_key(str(path[-1])) else each["input"]
+        faults.append(InitErrorDetails(type=fault, loc=path, input=given))
     return ValidationError.from_exception_data(error.title, faults)
+
+
+def _may_be_a_key(name: str) -> bool:
+    """Whether somebody may have written a key as the value of a setting, known or not: errors do not repeat it."""
+    return "key" in name or name in ("url", "password", "secret")
 
 
 class TokenizerSource(NamedTuple):
