@@ -54,6 +54,7 @@ from search.ports import (
     StepScorer,
     StopCondition,
 )
+from search.prompt import Prompt
 from search.run.environment import Fallback, SearchEnvironment
 from search.run.report import (
     RoundStarted,
@@ -96,6 +97,7 @@ __all__ = [
     "Node",
     "NodeStatus",
     "Prefill",
+    "Prompt",
     "PromptTooLong",
     "RoundStarted",
     "Sampling",

@@ -74,7 +74,7 @@ class ExpandItem(NamedTuple):
 
     parent: NodeId
     prefix: tuple[int, ...]
-    """Token ids of prompt and path, which every branch continues."""
+    """Token ids of prompt and path, which every branch continues; empty where the generator takes text."""
     branches: tuple[Branch, ...]
     least: int = 1
     """Number of required branches, the first of ``branches``: they wait for KV memory and are always written. The
@@ -83,6 +83,10 @@ class ExpandItem(NamedTuple):
     """Number of tokens in ``prefix`` before the path's solution: those of prompt and thought. Only for a tool."""
     room: int = 0
     """Most tokens behind ``prefix``, given ones included. Only for a tool."""
+    messages: str = ""
+    """The prompt's chat as JSON, where the generator takes text (`search.prompt.Prompt`)."""
+    text: str = ""
+    """The text of the path behind it."""
 
 
 class Ahead(NamedTuple):

@@ -282,6 +282,13 @@ class SavedStep(BaseModel):
     token_logprobs: list[Logprob] | None = None
     thought: ThoughtView | None = Field(None, exclude_if=_is_none)
     given: GivenSpans = Field([], exclude_if=_is_empty)
+    counted: int | None = Field(None, ge=0, le=1 << 31, exclude_if=_is_none)
+
+    @model_validator(mode="after")
+    def _is_counted_once(self) -> Self:
+        if self.counted is not None and self.token_ids:
+            raise ValueError("counted is the number of tokens of a step without token_ids")
+        return self
 
     @model_validator(mode="after")
     def _one_for_each_token(self) -> Self:
@@ -291,10 +298,11 @@ class SavedStep(BaseModel):
 
     @model_validator(mode="after")
     def _within_the_step(self) -> Self:
+        size = len(self.token_ids) if self.counted is None else self.counted
         bounds = [bound for span in self.given for bound in span]
-        if bounds != sorted(bounds) or any(bound > len(self.token_ids) for bound in bounds):
+        if bounds != sorted(bounds) or any(bound > size for bound in bounds):
             raise ValueError("given must be spans of token_ids, in order")
-        if self.thought and (self.thought.tokens > len(self.token_ids) or self.thought.characters > len(self.text)):
+        if self.thought and (self.thought.tokens > size or self.thought.characters > len(self.text)):
             raise ValueError("the thought is longer than the step")
         return self
 
@@ -418,7 +426,8 @@ def _saved_step(step: Step) -> SavedStep:
 def _step(saved: SavedStep) -> Step:
     each = None if saved.token_logprobs is None else tuple(saved.token_logprobs)
     thought = saved.thought.thought if saved.thought else Thought()
-    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each, thought, tuple(saved.given))
+    given = tuple(saved.given)
+    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each, thought, given, saved.counted)
 
 
 def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
@@ -443,7 +452,7 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "text": step.text if step else None,
         "reward": node.reward,
         "status": node.status.value,
-        "tokens": len(step.token_ids) if step else 0,
+        "tokens": step.size if step else 0,
         "end": step.end.value if step else None,
         "ends": node.ends,
         "logprob": logprob_as_json(step.logprob) if step else None,

@@ -270,7 +270,7 @@ def _bytes_of(outcome: SearchOutcome, events: Sequence[ShownEvent], question: Qu
     scored = [event for event in events if isinstance(event, StepScored)]
     texts += [text for event in scored for text in (event.text, event.hook.text if event.hook else "")]
     parts = len(steps) + len(outcome.selection.groups) + len(events)
-    tokens = sum(len(step.token_ids) for step in steps.values())
+    tokens = sum(step.size for step in steps.values())
     ids = sum(len(event.pruned if isinstance(event, StepsPruned) else event.repeated_by) for event in events)
     plain = _ENTRY_BYTES + _PART_BYTES * parts + _TOKEN_BYTES * tokens + _ID_BYTES * ids
     return plain + sum(map(sys.getsizeof, texts)) + (0 if vector is None else vector.nbytes)

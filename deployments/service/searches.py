@@ -16,6 +16,7 @@ from deployments.service.tool_calls import CallReader
 from search.answers.checks import Checks
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
+from search.prompt import Prompt
 from search.rewards import ScoringCost
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -34,7 +35,7 @@ class SearchJob(NamedTuple):
     search_id: str
     question: str
     """The question as the process reward model gets it."""
-    prompt: tuple[int, ...]
+    prompt: Prompt
     settings: SearchSettings
     cache_salt: str = ""
     """See `search.ports`."""
@@ -57,7 +58,9 @@ class SearchJob(NamedTuple):
 
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
-        return digest_of(owner, "search", [self.prompt], self.question, self.json_schema)
+        return digest_of(
+            owner, "search", [self.prompt.token_ids], self.prompt.messages, self.question, self.json_schema
+        )
 
 
 class ScoreJob(NamedTuple):
@@ -160,7 +163,7 @@ class SearchService:
     async def _search(self, job: SearchJob, slot: Slot, *sinks: EventSink) -> SearchOutcome:
         tree = SearchTree()
         free = self._disposal.watch(tree)
-        slot.charged += len(job.prompt)
+        slot.charged += job.prompt.size
         cost = SearchCost()
         slot.searches.append(cost)
         calls, environment = job.calls, self._environment

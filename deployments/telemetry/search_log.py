@@ -34,7 +34,7 @@ class SearchLog:
             "nodes": record.nodes,
             "steps": record.cost.written_steps,
             "scored_steps": record.cost.scored_steps,
-            "prompt_tokens": len(record.job.prompt),
+            "prompt_tokens": record.job.prompt.size,
             "generated_tokens": record.cost.generated_tokens,
             "expand_calls": record.cost.expand_calls,
             "score_calls": record.cost.prm_calls,

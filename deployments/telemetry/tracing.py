@@ -39,7 +39,7 @@ class SearchSpans:
                 "banyan.strategy": record.strategy,
                 "banyan.n": record.n,
                 "banyan.key": record.key,
-                "banyan.prompt_tokens": len(record.job.prompt),
+                "banyan.prompt_tokens": record.job.prompt.size,
             },
         )
         self._round: Span | None = None

@@ -162,4 +162,7 @@ def _written_below(branch: Node) -> Iterator[Node]:
 
 
 def _tokens(node: Node) -> tuple[int, ...]:
-    return node.step.token_ids if node.step else ()
+    step = node.step
+    if step is None or step.counted is None:
+        return step.token_ids if step else ()
+    return tuple(hash((step.text, index)) for index in range(step.counted))  # only equal texts share any

@@ -2,13 +2,14 @@
 
 from typing import NamedTuple
 
+from search.prompt import Prompt
 from search.tree import Node, SearchTree, Step
 
 
 class PathLimits(NamedTuple):
     """Limits of every path of one search. Thinking has limits of its own."""
 
-    prompt: tuple[int, ...]
+    prompt: Prompt
     context_tokens: int
     """Longest prompt and solution that the models read: path and the step being written."""
     max_path_tokens: int
@@ -24,7 +25,7 @@ class PathLimits(NamedTuple):
 
     def tokens_after(self, node: Node, step: Step) -> int:
         """Tokens that may still be written behind ``step``, which was written below ``node``."""
-        return self._left(node, len(step.token_ids), step.thought.tokens)
+        return self._left(node, step.size, step.thought.tokens)
 
     def thinking(self, node: Node) -> int:
         """Most tokens of thinking in a branch below ``node``."""
@@ -33,7 +34,7 @@ class PathLimits(NamedTuple):
     def _left(self, node: Node, written: int, thought: int) -> int:
         """``thought``: the tokens of thinking in the step below ``node``."""
         most = self.solution_tokens + node.thought_tokens + thought
-        return min(most, self.context - len(self.prompt)) - node.path_tokens - written
+        return min(most, self.context - self.prompt.size) - node.path_tokens - written
 
     @property
     def context(self) -> int:
@@ -43,7 +44,7 @@ class PathLimits(NamedTuple):
     @property
     def solution_tokens(self) -> int:
         """Most tokens of a path without its thoughts."""
-        return min(self.max_path_tokens, self.context_tokens - len(self.prompt))
+        return min(self.max_path_tokens, self.context_tokens - self.prompt.size)
 
     def steps(self, node: Node) -> int:
         """Steps that may still be written below ``node``."""

@@ -59,10 +59,14 @@ def _item(nodes: Branches, limits: PathLimits, seed: int, tool: bool) -> ExpandI
         Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), requested(node).tokens) for node in nodes
     )
     least = sum(not requested(node).optional for node in nodes)
-    item = ExpandItem(parent.id, (*limits.prompt, *parent.token_ids), branches, least)
+    prompt = limits.prompt
+    if prompt.messages:
+        item = ExpandItem(parent.id, (), branches, least, messages=prompt.messages, text=parent.text)
+    else:
+        item = ExpandItem(parent.id, (*prompt.token_ids, *parent.token_ids), branches, least)
     if not tool:
         return item
-    return item._replace(solution=len(limits.prompt) + parent.thought_tokens, room=limits.tokens(parent))
+    return item._replace(solution=prompt.size + parent.thought_tokens, room=limits.tokens(parent))
 
 
 class Planner:
@@ -138,7 +142,7 @@ class Planner:
         """
         for expansion in expansions:
             costs, (kept, _) = self._costs(expansion), self._kept(expansion)
-            prompt, tokens = len(self._limits.prompt), costs[0].tokens
+            prompt, tokens = self._limits.prompt.size, costs[0].tokens
             if prompt + len(costs) * tokens + kept.tokens > total_tokens:
                 raise BudgetTooSmall(total_tokens, prompt, len(costs), tokens, kept.tokens)
 

@@ -117,7 +117,7 @@ class Results:
         return (
             step.end is not StepEnd.DELIMITER
             # An empty step would repeat until max_depth is reached.
-            or not step.token_ids
+            or not step.size
             or self._answer_at(above, (step,)) is not None
             or self._limits.tokens_after(above, step) < 1
             or self._limits.steps(above) - 1 < 1
@@ -148,7 +148,7 @@ class Results:
         self._cost.written_steps += written.nodes
         self._cost.generated_tokens += written.tokens
         self._cost.thinking_tokens += sum(step.thinking_tokens for step in child.steps)
-        self._cost.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
+        self._cost.prefix_tokens += self._limits.prompt.size + self._tree[child.parent].path_tokens
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
         self._cost.ahead_branches += child.ahead
@@ -177,8 +177,9 @@ def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:
         thought=tail[0].thought,
         given=tuple(
             (start + begin, start + end)
-            for start, step in zip(accumulate((len(step.token_ids) for step in tail), initial=0), tail, strict=False)
+            for start, step in zip(accumulate((step.size for step in tail), initial=0), tail, strict=False)
             for begin, end in step.given
         ),
+        counted=None if tail[0].counted is None else sum(step.size for step in tail),
     )
     return [*steps[: max_steps - 1], last]

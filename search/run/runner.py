@@ -28,6 +28,7 @@ from search.ports import (
     StopCondition,
     ThoughtRequest,
 )
+from search.prompt import Prompt
 from search.run.answer_selection import answering_paths, best_open_path, select_answer
 from search.run.bill import path_tokens, sample_tokens
 from search.run.environment import SearchEnvironment
@@ -70,7 +71,7 @@ allows."""
 
 async def run_search(
     question: str,
-    prompt: Sequence[int],
+    prompt: Prompt | Sequence[int],
     settings: SearchSettings,
     environment: SearchEnvironment,
     *,
@@ -88,7 +89,7 @@ async def run_search(
 
     Args:
         question: sent to the scorer; the generator sees only ``prompt``.
-        prompt: token ids, the chat template applied.
+        prompt: what every path continues; token ids, the chat template applied, are one.
         search_id: identifies the search in calls to the ports; unique among running searches.
         on_event: called with every event; see ``EventSink``.
         tree: the tree to grow; a new one by default. Pass an empty tree to keep access to it if the search fails, or to
@@ -126,8 +127,9 @@ async def run_search(
         HookError: the step hook failed and its fallback is ``fail``.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
-    if len(prompt) >= environment.context_tokens:
-        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {environment.context_tokens}")
+    prompt = Prompt.of(prompt)
+    if prompt.size >= environment.context_tokens:
+        raise PromptTooLong(f"the prompt has {prompt.size} tokens, the context holds {environment.context_tokens}")
     thinks = bool(environment.thinking_context) and settings.thinking is Thinking.WHOLE
     scores_solutions = thinks and not environment.scores_thinking
     limits = _path_limits(prompt, settings, environment, prefill, open_thought)
@@ -154,7 +156,7 @@ async def run_search(
 
 
 def check_budget(
-    prompt: Sequence[int],
+    prompt: Prompt | Sequence[int],
     settings: SearchSettings,
     environment: SearchEnvironment,
     *,
@@ -168,8 +170,8 @@ def check_budget(
     Raises:
         BudgetTooSmall: it does not.
     """
-    budget = settings.budget
-    if (total := budget.total_tokens) is None or (budget.tokens is not None and len(prompt) + budget.tokens <= total):
+    budget, prompt = settings.budget, Prompt.of(prompt)
+    if (total := budget.total_tokens) is None or (budget.tokens is not None and prompt.size + budget.tokens <= total):
         return
     limits = _path_limits(prompt, settings, environment, prefill, open_thought)
     tree = SearchTree()
@@ -177,17 +179,19 @@ def check_budget(
 
 
 def _path_limits(
-    prompt: Sequence[int],
+    prompt: Prompt,
     settings: SearchSettings,
     environment: SearchEnvironment,
     prefill: Prefill,
     open_thought: str,
 ) -> PathLimits:
     context = environment.thinking_context if settings.thinking is Thinking.WHOLE else 0
-    if environment.thought_is_over(prompt) or (prefill.text.strip() and not open_mark(open_thought + prefill.text)):
+    if environment.thought_is_over(prompt.token_ids) or (
+        prefill.text.strip() and not open_mark(open_thought + prefill.text)
+    ):
         context = 0  # The solution has begun.
     return PathLimits(
-        tuple(prompt),
+        prompt,
         environment.context_tokens,
         settings.max_path_tokens,
         settings.strategy.max_depth,
@@ -244,13 +248,13 @@ class _Search:
         if json_schema:
             tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
-        self._meter = BudgetMeter(settings.budget.generated(len(limits.prompt)))
+        self._meter = BudgetMeter(settings.budget.generated(limits.prompt.size))
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
         self._closes_thoughts = settings.budget.thinking is not None
         self._planner = Planner(tree, settings, limits, self._meter, environment.step_hook is not None)
         self._results = Results(tree, limits, self._meter, cost)
-        self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
+        self._kv_usage = KVUsage(tree, limits.prompt.size) if settings.kv_usage else None
         self._rounds = 0
         self._samples_ahead = 0
         """Number of solutions that the generator has begun and that the search has not requested."""
@@ -621,7 +625,7 @@ class _Search:
         limits, tree = self._limits, self._tree
         parents = dict.fromkeys(node.parent for node in branches if node.parent is not None)
         thoughts = tuple((parent.id, mark) for parent in parents if (mark := tree.thought_at(parent)))
-        path = len(limits.prompt) + limits.solution_tokens, limits.max_depth
+        path = limits.prompt.size + limits.solution_tokens, limits.max_depth
         thinking = tuple((parent.id, parent.thought_tokens) for parent in parents if parent.thought_tokens)
         step, merges, context = self._max_step_tokens, tree.merges_siblings, limits.thinking_context
         return Ahead(self._seed, *expected, step, *path, merges, thoughts, thinking, context)
@@ -640,9 +644,9 @@ class _Search:
             tokens=self._cost.generated_tokens,
             nodes=len(self._tree),
             terminal=node.ends,
-            step_tokens=len(step.token_ids) if step else 0,
+            step_tokens=step.size if step else 0,
             logprob=step.logprob if step else None,
-            prefix_tokens=len(self._limits.prompt) + (node.parent.path_tokens if node.parent else 0),
+            prefix_tokens=self._limits.prompt.size + (node.parent.path_tokens if node.parent else 0),
             cached_tokens=node.cached_tokens,
             repeats=node.repeats.id if node.repeats else None,
             repeated_by=tuple(sibling.id for sibling in node.repeated_by),
@@ -676,7 +680,7 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = path_tokens(selection.node)
-        cost.prompt_tokens = len(self._limits.prompt)
+        cost.prompt_tokens = self._limits.prompt.size
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()

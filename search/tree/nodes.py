@@ -53,11 +53,18 @@ class Step(NamedTuple):
     ended."""
     given: tuple[Span, ...] = ()
     """Spans of ``token_ids`` that the model was given and did not write, such as the mark that closed its thought."""
+    counted: int | None = None
+    """Number of tokens where the generator tells the text alone, without ``token_ids``; None: it tells them."""
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return len(self.token_ids) if self.counted is None else self.counted
 
     @property
     def written_tokens(self) -> int:
         """Number of tokens that the model wrote."""
-        return len(self.token_ids) - sum(end - start for start, end in self.given)
+        return self.size - sum(end - start for start, end in self.given)
 
     @property
     def thinking_tokens(self) -> int:
@@ -291,8 +298,10 @@ class Node:
         step, hook = self.step, self.hook
         if step is None or hook is None or not hook.text:
             return step
-        tokens, characters = len(step.token_ids) - len(hook.token_ids), len(step.text) - len(hook.text)
-        return step._replace(token_ids=step.token_ids[:tokens], text=step.text[:characters])
+        text, added = step.text[: len(step.text) - len(hook.text)], len(hook.token_ids)
+        if step.counted is not None:
+            return step._replace(text=text, counted=step.counted - added)
+        return step._replace(token_ids=step.token_ids[: len(step.token_ids) - added], text=text)
 
     @property
     def text(self) -> str:

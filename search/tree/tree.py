@@ -535,11 +535,12 @@ class SearchTree:
     def _set_step(self, node: Node, step: Step, ends: bool) -> None:
         assert node.parent is not None
         node.step, node.ends = step, ends
-        node.path_tokens = node.parent.path_tokens + len(step.token_ids)
+        size = step.size
+        node.path_tokens = node.parent.path_tokens + size
         node.thought_tokens = node.parent.thought_tokens + step.thought.tokens
         self.longest_thought = max(self.longest_thought, step.thought.tokens)
         if step.end is StepEnd.DELIMITER:
-            self.longest_step = max(self.longest_step, len(step.token_ids) - step.thought.tokens)
+            self.longest_step = max(self.longest_step, size - step.thought.tokens)
         if ends and step.end is not StepEnd.LENGTH:
             self.longest_path = max(self.longest_path, node.path_tokens - node.thought_tokens)
 
@@ -547,8 +548,12 @@ class SearchTree:
         step = node.step
         assert step is not None
         node.hook, node.ends = effect, node.ends or effect.ends
-        node.step = step._replace(token_ids=step.token_ids + effect.token_ids, text=step.text + effect.text)
-        node.path_tokens += len(effect.token_ids)
+        text, added = step.text + effect.text, len(effect.token_ids)
+        if step.counted is None:
+            node.step = step._replace(token_ids=step.token_ids + effect.token_ids, text=text)
+        else:
+            node.step = step._replace(text=text, counted=step.counted + added)
+        node.path_tokens += added
 
     def _count_hook(self, effect: HookEffect) -> None:
         self.hook_texts += bool(effect.text)

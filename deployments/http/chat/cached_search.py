@@ -71,8 +71,8 @@ def question_of(request: ChatRequest, job: SearchJob, key: KeyRecord | None) -> 
     own search, not that of a question which means the same; and a tool's result is no question.
     """
     common = (key and key.digest, job.json_schema, job.settings.model_dump_json())
-    prompt = array("L", job.prompt).tobytes()  # The repr of a long prompt's tokens takes milliseconds.
-    digest = digest_of(*common, job.question, prompt, job.prefill)
+    prompt = array("L", job.prompt.token_ids).tobytes()  # The repr of a long prompt's tokens takes milliseconds.
+    digest = digest_of(*common, job.question, prompt, job.prompt.messages, job.prefill)
     *earlier, last = request.conversation
     context = None
     if job.settings.seed is None and not request.prefill and last.role != "tool":

@@ -32,6 +32,7 @@ from search.answers.checks import Checks, checks_of
 from search.answers.thoughts import parts
 from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
+from search.prompt import Prompt
 from search.settings import SearchSettings, Thinking
 from search.token_beam import TokenBeamSettings
 from search.tools.listing import listed
@@ -179,7 +180,7 @@ class Jobs:
         return SearchJob(
             uuid.uuid4().hex,
             prm_question,
-            (*prompt, *written),
+            Prompt((*prompt, *written)),
             settings,
             self._cache_salt(key),
             own_seconds,
@@ -227,7 +228,7 @@ class Jobs:
             model=request.model,
             strategy=strategy.name,
             n=getattr(strategy, "n", 1),
-            prompt_tokens=len(job.prompt),
+            prompt_tokens=job.prompt.size,
             temperature=strategy.temperature,
             notes=(
                 *((NOTE,) if job.side_call else ()),

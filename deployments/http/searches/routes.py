@@ -33,7 +33,7 @@ async def search(request: Request, served: Served) -> Response:
     outcome = await while_connected(request.receive, searching.search(job, slot_of(request.scope)))
     reply = replies.completion(head, outcome)
     if job.settings.logprobs:
-        reply["prompt_token_ids"] = list(job.prompt)
+        reply["prompt_token_ids"] = list(job.prompt.token_ids)
     return BytesResponse(await with_tree(reply, outcome.tree))
 
 

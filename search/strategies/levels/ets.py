@@ -77,7 +77,7 @@ class ETS(Balanced):
     def _cost(self, node: Node) -> int:
         if self.node_cost == "nodes":
             return 1
-        return len(node.step.token_ids) if node.step else 0  # The root is free: the prompt's KV is held in any case.
+        return node.step.size if node.step else 0  # The root is free: the prompt's KV is held in any case.
 
     @property
     def _diversity(self) -> float:

@@ -21,6 +21,7 @@ from deployments.http.chat.schema import ChatRequest
 from deployments.http.chat.search_settings import SettingsResolver
 from deployments.startup.access import changed_settings, read_user_config
 from deployments.telemetry.search_log import SearchLog
+from search.prompt import Prompt
 from search.run.report import SearchCost
 from search.snapshot import TreeView, WrittenNode
 from search.strategies.catalog import STRATEGIES
@@ -67,7 +68,7 @@ def test_json_examples_match_the_endpoint(block: Block, caplog: pytest.LogCaptur
 
 def logged(caplog: pytest.LogCaptureFixture) -> Json:
     """A line of the search log."""
-    job = SimpleNamespace(search_id="", prompt=())
+    job = SimpleNamespace(search_id="", prompt=Prompt())
     names = ("key", "strategy", "n", "ending", "degraded", "rounds", "nodes")
     record: Any = SimpleNamespace(job=job, seconds=0.0, cost=SearchCost(), **dict.fromkeys(names, 0))
     with caplog.at_level(logging.INFO, "banyan.search"):

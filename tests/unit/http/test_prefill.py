@@ -49,7 +49,7 @@ async def test_the_job_says_what_was_given(world: World) -> None:
     body = continued("One.\n\nTwo", logprobs=True)
     job = jobs.search(ChatRequest.parse(body))
     assert job.prefill == (("One.\n\n",), "Two")
-    assert job.prompt == tuple(map(ord, "<user>6*7?One.\n\nTwo"))
+    assert job.prompt.token_ids == tuple(map(ord, "<user>6*7?One.\n\nTwo"))
     assert jobs.search(ChatRequest.parse(chat())).prefill == ((), "")
 
 
@@ -82,7 +82,7 @@ async def test_its_steps_leave_room_for_what_the_reward_models_format_adds_to_ea
     left = [jobs.search(ChatRequest.parse(continued(text, max_tokens=2000))) for text in ("1234567", "a\n\nb\n\nc")]
     assert config.search_context < 2048
     assert left[0].settings.max_path_tokens == 2000
-    assert left[1].settings.max_path_tokens == config.search_context - len(left[1].prompt) - 2 * 12
+    assert left[1].settings.max_path_tokens == config.search_context - left[1].prompt.size - 2 * 12
 
 
 @pytest.mark.parametrize("score", [True, False])

@@ -13,6 +13,7 @@ from deployments.telemetry.searches import SearchTelemetry
 from deployments.telemetry.tracing import Traces
 from search.answers.equivalence import AnswerMatcher
 from search.ports import TokenBeamReply, TokenBeamRequest
+from search.prompt import Prompt
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.settings import parse_search
@@ -88,7 +89,7 @@ class World:
     async def search(self, search_id: str = "s1", **settings: Any) -> SearchOutcome:
         wanted = parse_search({"strategy": "beam_search", "n": 8, "m": 4, "seed": 7} | settings)
         async with self.slots.hold(Owner("one")) as slot:
-            return await self.service.search(SearchJob(search_id, QUESTION, PROMPT, wanted), slot)
+            return await self.service.search(SearchJob(search_id, QUESTION, Prompt(PROMPT), wanted), slot)
 
     def publish(self) -> Published:
         """Publishes, and returns the values that are new."""
