@@ -228,6 +228,10 @@ class Child(NamedTuple):
     ahead: bool = False
     """Whether the replica had begun it before it was asked for."""
     tool: ToolUse = NO_TOOL_USE
+    prefix_tokens: int | None = None
+    """Tokens of its prefix, prompt included, where they are counted by a server that encodes it; None: the item's."""
+    estimated: bool = False
+    """Whether numbers of its tokens are estimates: the server has not told them."""
 
 
 class Headroom(NamedTuple):

@@ -114,6 +114,8 @@ class SearchCost(BaseModel):
     """Number of them that met their time limit: the search is degraded, because another run of it may differ."""
     tool_tokens: int = Field(0, exclude_if=_is_zero)
     """Tokens of the outputs that the model was given. They are not among ``generated_tokens``."""
+    estimated_branches: int = Field(0, exclude_if=_is_zero)
+    """Branches whose numbers of tokens are estimates, because the generator's server did not tell them."""
     least_headroom: float = 1.0
     """Lowest share of free KV memory reported by a generator replica; 1 if none reported."""
     kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)

@@ -148,7 +148,13 @@ class Results:
         self._cost.written_steps += written.nodes
         self._cost.generated_tokens += written.tokens
         self._cost.thinking_tokens += sum(step.thinking_tokens for step in child.steps)
-        self._cost.prefix_tokens += self._limits.prompt.size + self._tree[child.parent].path_tokens
+        prefix = child.prefix_tokens
+        if prefix is None:
+            prefix = self._limits.prompt.size + self._tree[child.parent].path_tokens
+        elif prefix and not child.parent:
+            self._cost.prompt_tokens = prefix
+        self._cost.prefix_tokens += prefix
+        self._cost.estimated_branches += child.estimated
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
         self._cost.ahead_branches += child.ahead

@@ -680,7 +680,7 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = path_tokens(selection.node)
-        cost.prompt_tokens = self._limits.prompt.size
+        cost.prompt_tokens = cost.prompt_tokens or self._limits.prompt.size  # a server that encodes it has told more
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()

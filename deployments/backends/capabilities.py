@@ -1,0 +1,321 @@
+"""What a backend can do, found by a few small requests: servers of the same API differ, and none says how."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+from deployments.backends.errors import BackendError, Fault
+from search.ports import StopCondition, branch_seed
+from search.settings import SearchSettings
+
+PROBE_S = 60.0
+"""Deadline of one probe, seconds. A model may be loaded by the first one."""
+TOKENS = 24
+"""Most tokens of a probe's reply."""
+ASKED = "Write ten different words, one after another."
+SEEDS = tuple(branch_seed(64, (), index) for index in range(4))
+"""As large as those of searches: a server may take small ones only."""
+WORD = "banyan-64"
+"""What a schema forces, and no model would write unasked."""
+SHOWN = 60
+"""Characters of a reply that a finding repeats."""
+
+Json = dict[str, Any]
+
+
+class Continuing(StrEnum):
+    """How a backend continues a final message of the assistant."""
+
+    NO = ""
+    """It does not: it begins another turn."""
+    ASKED = "asked"
+    """With ``continue_final_message`` (vLLM, SGLang)."""
+    ALWAYS = "always"
+    """Whenever the last message is the assistant's (llama.cpp, Anthropic)."""
+
+
+class Finding(NamedTuple):
+    """One thing that a backend can do, or cannot."""
+
+    name: str
+    holds: bool | None
+    """None: it could not be seen."""
+    sent: str
+    received: str
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do. The defaults are the least that OpenAI's API promises."""
+
+    model: str
+    """The backend's name of the model."""
+    context_tokens: int | None = None
+    """Its context length; None: the backend does not tell."""
+    continues: Continuing = Continuing.NO
+    token_ids: bool = False
+    """Whether it takes prompts of token ids, and returns those that it writes."""
+    stops: bool = False
+    """Whether a text that ends at a stop text includes it, so that this is told from the end of the sequence."""
+    seeds: bool = False
+    """Whether the same seed writes the same text, and another seed another one."""
+    logprobs: bool = False
+    schemas: bool = False
+    tools: bool = False
+    thinks: bool = False
+    """Whether the model thinks, and its thinking is apart from its text."""
+    n: bool = False
+    """Whether a request may have several choices."""
+    usage: bool = False
+    sampling: bool = False
+    """Whether it takes ``top_k`` and ``min_p``."""
+    cancels: bool = False
+    """Whether it was seen to end a request, not streamed, whose connection is closed."""
+    limit_name: str = "max_tokens"
+    """The field that limits the tokens of a reply."""
+    findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
+
+    def lacks(self, settings: SearchSettings) -> str | None:
+        """Why the backend cannot run this search; None if it can. The reason begins with a setting's name."""
+        strategy = settings.strategy
+        if strategy.stop_condition is StopCondition.STEP and not self.continues:
+            why = "its model thinks first" if self.thinks else "it does not continue a final message of the assistant"
+            return (
+                f"strategy: {strategy.name} writes step by step, and the backend of {self.model!r} cannot: {why}; "
+                "strategies that write whole solutions are greedy, self_consistency and best_of_n"
+            )
+        if (settings.logprobs or strategy.needs_logprobs) and not self.logprobs:
+            name = "logprobs" if settings.logprobs else "strategy"
+            return f"{name}: the backend of {self.model!r} reports no log-probabilities"
+        if settings.seed is not None and not self.seeds:
+            return f"seed: the backend of {self.model!r} takes no seeds, so the same tree would not grow again"
+        if (strategy.top_k or strategy.min_p) and not self.sampling:
+            return f"{'top_k' if strategy.top_k else 'min_p'}: the backend of {self.model!r} does not take it"
+        return None
+
+
+class Calls(Protocol):
+    """The calls that probing makes; see `deployments.backends.pool.Pool`."""
+
+    async def get(self, path: str, *, deadline: float) -> Json: ...
+
+    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float) -> Json: ...
+
+
+async def find_capabilities(calls: Calls, model: str | None = None) -> Capabilities:
+    """Asks a backend what it can do.
+
+    Args:
+        model: the backend's name of the model; None: the only one that it has.
+
+    Raises:
+        BackendError: it cannot be reached, wants another key, or cannot answer an ordinary question.
+        ValueError: it has no such model, or several and none is named.
+    """
+    return await _Probes(calls).run(model)
+
+
+class _Probes:
+    """The probes of one backend, one after another: some are about what another request would change."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._found: list[Finding] = []
+        self._base: Json = {}
+        self._limit = "max_tokens"
+
+    async def run(self, model: str | None) -> Capabilities:
+        name, context = await self._model(model)
+        self._base = {"model": name, "messages": [{"role": "user", "content": ASKED}], "temperature": 0.0}
+        plain = await self._plain()
+        said, thinking = _said(plain)
+        usage = isinstance((plain.get("usage") or {}).get("completion_tokens"), int)
+        self._note("usage", usage, "a question", json.dumps(plain.get("usage"))[:SHOWN])
+        self._note("thinking apart", bool(thinking), "a question", f"reasoning {thinking[:SHOWN]!r}")
+        can = Capabilities(name, context, thinks=bool(thinking), usage=usage, limit_name=self._limit)
+        can = replace(can, sampling=await self._takes("top_k and min_p", {"top_k": 0, "min_p": 0.0}, _is_text))
+        sampling: Json = {"temperature": 1.0} | ({"top_k": 0, "min_p": 0.0} if can.sampling else {})
+        can = replace(
+            can,
+            seeds=await self._seeds(sampling),
+            n=await self._takes("n", {**sampling, "n": 2}, lambda reply: len(reply["choices"]) == 2),
+            logprobs=await self._takes("log-probabilities", {"logprobs": True}, _has_logprobs),
+            schemas=await self._schemas(),
+            tools=await self._tools(),
+        )
+        if can.thinks:
+            self._note("continues a final message", False, "nothing", "its answers begin with thinking")
+        else:
+            can = replace(can, continues=await self._continues(said), stops=await self._stops(said))
+        can = replace(can, token_ids=await self._token_ids(name))
+        return replace(can, findings=tuple(self._found))
+
+    async def _model(self, wanted: str | None) -> tuple[str, int | None]:
+        try:
+            reply = await self._calls.get("/v1/models", deadline=_deadline())
+            models = {str(each["id"]): each for each in reply["data"]}
+        except (KeyError, TypeError) as error:
+            raise BackendError(
+                Fault.INVALID, "", "what it says at /v1/models has not the shape of OpenAI's API"
+            ) from error
+        if wanted is None and len(models) != 1:
+            raise ValueError(f"the backend serves {len(models)} models, so one has to be named: {_names(models)}")
+        name = wanted or next(iter(models))
+        if name not in models:
+            raise ValueError(f"the backend has no model {name!r}; it has: {_names(models)}")
+        context = models[name].get("max_model_len")  # vLLM, SGLang
+        if context is None:
+            context = (models[name].get("meta") or {}).get("n_ctx_train")  # llama.cpp
+        context = context if isinstance(context, int) and context > 0 else None
+        self._note("model", True, "GET /v1/models", f"{name}, context {context or 'unknown'}")
+        return name, context
+
+    async def _plain(self) -> Json:
+        try:
+            return await self._ask({})
+        except BackendError as error:
+            if error.fault is not Fault.REFUSED:
+                raise
+            self._limit = "max_completion_tokens"  # OpenAI's models that think
+            return await self._ask({})
+
+    async def _seeds(self, sampling: Json) -> bool:
+        texts = [await self._text({**sampling, "seed": seed}) for seed in (SEEDS[0], *SEEDS)]
+        same, others = texts[0] == texts[1], len(set(texts[1:])) > 1
+        holds = None not in texts and same and others
+        shown = (
+            f"the same seed {'the same' if same else 'other'} text, other seeds {'others' if others else 'the same'}"
+        )
+        self._note("seeds", holds, "seed, one twice and three others", shown)
+        return holds
+
+    async def _schemas(self) -> bool:
+        schema = {"type": "object", "properties": {"word": {"enum": [WORD]}}, "required": ["word"]}
+        schema["additionalProperties"] = False
+        given = {"name": "answer", "strict": True, "schema": schema}
+        extra = {"response_format": {"type": "json_schema", "json_schema": given}, self._limit: 4 * TOKENS}
+        return await self._takes("JSON schemas", extra, lambda reply: json.loads(_said(reply)[0]) == {"word": WORD})
+
+    async def _tools(self) -> bool:
+        parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        function = {"name": "weather", "description": "Weather of a city", "parameters": parameters}
+        chosen = {"type": "function", "function": {"name": "weather"}}
+        extra = {"tools": [{"type": "function", "function": function}], "tool_choice": chosen, self._limit: 4 * TOKENS}
+        return await self._takes(
+            "tools",
+            extra,
+            lambda reply: reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather",
+        )
+
+    async def _continues(self, said: str) -> Continuing:
+        """Whether the backend continues the first half of its own greedy answer by the other half."""
+        half = _half(said)
+        if half is None:
+            self._note("continues a final message", None, "nothing", f"its answer is too short: {said[:SHOWN]!r}")
+            return Continuing.NO
+        turn = [*self._base["messages"], {"role": "assistant", "content": half}]
+        flags = {"continue_final_message": True, "add_generation_prompt": False}
+
+        def continued(reply: Json) -> bool:
+            return _agree(half + _said(reply)[0], said, beyond=half)
+
+        if await self._takes("continues a final message, asked", {"messages": turn, **flags}, continued):
+            return Continuing.ASKED
+        if await self._takes("continues a final message, unasked", {"messages": turn}, continued):
+            return Continuing.ALWAYS
+        return Continuing.NO
+
+    async def _stops(self, said: str) -> bool:
+        words = said.split()
+        if len(words) < 2:
+            self._note("includes a stop text", None, "nothing", f"its answer is too short: {said[:SHOWN]!r}")
+            return False
+        stop = words[len(words) // 2]
+        extra = {"stop": [stop], "include_stop_str_in_output": True}
+        return await self._takes("includes a stop text", extra, lambda reply: _said(reply)[0].endswith(stop))
+
+    async def _token_ids(self, model: str) -> bool:
+        body = {"model": model, "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0.0, "return_token_ids": True}
+        holds, shown = False, ""
+        try:
+            reply = await self._calls.post("/v1/completions", body, deadline=_deadline())
+            ids = reply["choices"][0]["token_ids"]
+            holds, shown = len(ids) == reply["usage"]["completion_tokens"], f"token_ids {ids}"
+        except BackendError as error:
+            shown = error.message
+        except (KeyError, TypeError, IndexError):
+            shown = "a text alone"
+        self._note("token ids", holds, "/v1/completions with token ids, return_token_ids", shown)
+        return holds
+
+    async def _takes(self, name: str, extra: Json, holds: Callable[[Json], bool]) -> bool:
+        """Whether a request with ``extra`` fields gets a reply for which ``holds``."""
+        taken = False
+        try:
+            reply = await self._ask(extra)
+            shown = repr(_said(reply)[0][:SHOWN])
+            taken = holds(reply)
+        except BackendError as error:
+            if error.fault is not Fault.REFUSED and error.fault is not Fault.FAILED:
+                raise
+            shown = error.message
+        except (AttributeError, KeyError, TypeError, IndexError, ValueError):
+            shown = "another reply than asked for"
+        self._note(name, taken, json.dumps({key: value for key, value in extra.items() if key != "messages"}), shown)
+        return taken
+
+    async def _text(self, extra: Json) -> str | None:
+        try:
+            return "".join(_said(await self._ask(extra)))
+        except BackendError as error:
+            if error.fault is not Fault.REFUSED:
+                raise
+            return None
+
+    async def _ask(self, extra: Json) -> Json:
+        body = {**self._base, self._limit: TOKENS, **extra}
+        return await self._calls.post("/v1/chat/completions", body, deadline=_deadline())
+
+    def _note(self, name: str, holds: bool | None, sent: str, received: str) -> None:
+        self._found.append(Finding(name, holds, sent, received))
+
+
+def _deadline() -> float:
+    return asyncio.get_running_loop().time() + PROBE_S
+
+
+def _said(reply: Json) -> tuple[str, str]:
+    """The text and the thinking of the first choice; empty where there is none."""
+    try:
+        message = reply["choices"][0]["message"]
+        return message.get("content") or "", message.get("reasoning_content") or message.get("reasoning") or ""
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise BackendError(Fault.INVALID, "", "its reply has not the shape of OpenAI's API") from error
+
+
+def _is_text(reply: Json) -> bool:
+    return any(_said(reply))
+
+
+def _has_logprobs(reply: Json) -> bool:
+    return all(isinstance(each["logprob"], float) for each in reply["choices"][0]["logprobs"]["content"])
+
+
+def _names(models: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(models)[:10]) or "none"
+
+
+def _half(text: str) -> str | None:
+    """About half of a text, up to before a word's space; None if there is no such place."""
+    middle = text.find(" ", len(text) // 2)
+    return text[:middle] if middle > 0 and text[middle:].strip() else None
+
+
+def _agree(text: str, expected: str, beyond: str) -> bool:
+    """Whether two texts are the same as far as both go, which is further than ``beyond``; spaces do not count."""
+    one, other, start = ("".join(each.split()) for each in (text, expected, beyond))
+    size = min(len(one), len(other))
+    return size > len(start) and one[:size] == other[:size]

@@ -1,0 +1,258 @@
+"""A search over a backend: the real client and a server of OpenAI's API, over a model without an engine."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.backends.capabilities import Capabilities, Continuing, find_capabilities
+from deployments.backends.generator import UrlGenerator
+from search.answers.equivalence import AnswerMatcher
+from search.errors import GeneratorError, GeneratorRefused, SchemaRefused
+from search.ports import Branch, ExpandItem, ExpandRequest, Generator, Lane, Sampling, StopCondition, ThoughtRequest
+from search.prompt import Prompt
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.snapshot import restore_tree, save_tree, tree_as_json
+from tests.unit.backends.text_model import DELIMITER, MODEL, LocalModel, TextModel
+from tests.unit.search.search_fakes import FakeScorer
+
+CHAT = json.dumps([{"role": "user", "content": "How much is it?"}])
+ALL = Capabilities(
+    MODEL,
+    2048,
+    Continuing.ASKED,
+    token_ids=True,
+    stops=True,
+    seeds=True,
+    logprobs=True,
+    schemas=True,
+    n=True,
+    usage=True,
+    sampling=True,
+    cancels=True,
+)
+BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 3, "max_step_tokens": 12, "max_depth": 6}
+
+
+async def searched(generator: Generator, settings: dict[str, Any], **options: Any) -> SearchOutcome:
+    matcher = AnswerMatcher()
+    try:
+        environment = SearchEnvironment(generator, FakeScorer(), 2048, matcher)
+        return await run_search(
+            "?", Prompt(messages=CHAT, counted=7), parse_search(settings), environment, search_id="s", **options
+        )
+    finally:
+        matcher.close()
+
+
+def asked(stop_condition: StopCondition, branches: int = 1, **options: Any) -> ExpandRequest:
+    item = ExpandItem((), (), tuple(Branch(index, index + 1, 64) for index in range(branches)), messages=CHAT)
+    item = item._replace(**{name: options.pop(name) for name in ("text", "messages", "prefix") if name in options})
+    return ExpandRequest("s", (item,), Sampling(), stop_condition, Lane.DEMAND, 20.0, **options)
+
+
+async def children(generator: UrlGenerator, request: ExpandRequest) -> list[Any]:
+    return [child async for group in generator.expand(request) for child in group.children]
+
+
+@pytest.mark.parametrize(
+    ("server", "can"),
+    [
+        (TextModel(), ALL),
+        (TextModel(continues="always", stops=False), replace(ALL, continues=Continuing.ALWAYS, stops=False)),
+    ],
+    ids=["stops", "cut"],
+)
+@pytest.mark.parametrize("own", [BEAM, {**BEAM, "strategy": "self_consistency", "m": None}], ids=["steps", "whole"])
+async def test_the_tree_is_the_one_of_a_generator_in_this_process(
+    server: TextModel, can: Capabilities, own: dict[str, Any]
+) -> None:
+    settings = {name: value for name, value in own.items() if value is not None}
+    local = await searched(LocalModel(), settings)
+    async with server.served() as pool:
+        outcome = await searched(UrlGenerator(pool, can), settings)
+    tree, expected = tree_as_json(outcome.tree), tree_as_json(local.tree)
+    if can.stops:  # a stream that is cut has no usage
+        assert outcome.cost.generated_tokens == local.cost.generated_tokens
+    if own is not BEAM or not can.stops:  # a backend tells the tokens of a request, not those of each step in it
+        for node in (*tree["nodes"], *expected["nodes"]):
+            del node["tokens"]
+    assert tree == expected
+    assert outcome.selection.answer == local.selection.answer
+    assert outcome.cost.prompt_tokens == 7
+    assert (outcome.cost.estimated_branches > 0) == (own is BEAM and not can.stops)
+    assert tree_as_json(restore_tree(save_tree(outcome.tree))) == tree_as_json(outcome.tree)
+
+
+async def test_without_seeds_the_samples_of_a_question_are_one_request() -> None:
+    server = TextModel(seeds=False)
+    async with server.served() as pool:
+        generator = UrlGenerator(pool, replace(ALL, seeds=False))
+        written = await children(generator, asked(StopCondition.SOLUTION, 5))
+    assert [body.get("n") for body in server.bodies] == [5]
+    assert sorted(child.index for child in written) == [*range(5)]
+    assert [child.prefix_tokens for child in written] == [7, 0, 0, 0, 0]
+    tokens = sum(step.size for child in written for step in child.steps)
+    assert tokens == generator.written_tokens
+
+
+@pytest.mark.parametrize("cancels", [True, False], ids=["whole", "streamed"])
+async def test_closing_the_call_closes_every_connection(cancels: bool) -> None:
+    server = TextModel(hangs=True)
+    async with server.served() as pool:
+        generator = UrlGenerator(pool, replace(ALL, cancels=cancels))
+        stream = generator.expand(asked(StopCondition.SOLUTION, 3))
+        waiting = asyncio.ensure_future(anext(stream))
+        await server.began.wait()
+        while server.at_work < 3:
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await stream.aclose()
+        while server.at_work:
+            await asyncio.sleep(0.005)
+    assert server.aborted == 3
+    assert generator.running == 0
+    assert waiting.cancelled()
+
+
+async def test_a_branch_that_fails_ends_the_call_behind_all_others() -> None:
+    server = TextModel(refuses='"seed": 2,')
+    async with server.served() as pool:
+        stream = UrlGenerator(pool, ALL).expand(asked(StopCondition.SOLUTION, 4))
+        arrived: list[int] = []
+        while len(arrived) < 3:
+            arrived += [child.index for child in (await anext(stream)).children]
+        with pytest.raises(GeneratorRefused, match='no "seed": 2, here'):
+            await anext(stream)
+    assert sorted(arrived) == [0, 2, 3]
+
+
+async def test_thinking_that_is_told_apart_is_the_beginning_of_the_first_step() -> None:
+    thought = ThoughtRequest(opened=False, max_tokens=64, closes=False, solution_tokens=64)
+    async with TextModel(thinks=True).served() as pool:
+        generator = UrlGenerator(pool, replace(ALL, thinks=True, continues=Continuing.NO))
+        [child] = await children(generator, asked(StopCondition.SOLUTION, thought=thought))
+    first = child.steps[0]
+    assert first.text[: first.thought.characters].strip() == "<think>\nhm 1\n</think>"
+    assert 0 < first.thought.tokens < first.size
+    assert first.solution
+    assert "hm" not in first.solution
+
+
+async def test_token_ids_of_a_step_are_those_that_the_backend_wrote() -> None:
+    prefix = tuple(map(ord, "How much?"))
+    async with TextModel().served() as pool:
+        request = asked(StopCondition.STEP, prefix=prefix, messages="", logprobs=True)
+        [child] = await children(UrlGenerator(pool, ALL), request)
+    [step] = child.steps
+    assert "".join(map(chr, step.token_ids)) == step.text
+    assert step.counted is None
+    assert step.logprob is not None
+
+
+async def test_log_probabilities_are_those_of_each_steps_tokens() -> None:
+    async with TextModel().served() as pool:
+        found = await children(UrlGenerator(pool, ALL), asked(StopCondition.SOLUTION, 8, logprobs=True))
+    steps = [step for child in found for step in child.steps]
+    assert max(len(child.steps) for child in found) > 1
+    assert all(step.logprob == -len(step.text) for step in steps)  # of each token its length
+
+
+async def test_an_answer_that_was_begun_goes_on() -> None:
+    chat = json.dumps([*json.loads(CHAT), {"role": "assistant", "content": "It is"}])
+    server = TextModel()
+    async with server.served() as pool:
+        await children(UrlGenerator(pool, ALL), asked(StopCondition.STEP, messages=chat, text=" so"))
+    body, *_ = server.bodies
+    assert body["messages"][1:] == [{"role": "assistant", "content": "It is so"}]
+    assert body["continue_final_message"] is True
+    assert body["stop"] == [DELIMITER]
+
+
+@pytest.mark.parametrize(
+    ("can", "request_of", "lacks"),
+    [
+        ({"continues": Continuing.NO}, {"text": "so"}, "continuing a final message"),
+        ({"schemas": False}, {"json_schema": "{}"}, "JSON schemas"),
+        ({"logprobs": False}, {"logprobs": True}, "log-probabilities"),
+        ({"token_ids": False}, {"prefix": (1,)}, "prompts of token ids"),
+    ],
+)
+async def test_what_the_backend_lacks_is_refused_before_it_is_asked(
+    can: dict[str, Any], request_of: dict[str, Any], lacks: str
+) -> None:
+    server = TextModel()
+    async with server.served() as pool:
+        with pytest.raises(GeneratorRefused, match=lacks):
+            await children(UrlGenerator(pool, replace(ALL, **can)), asked(StopCondition.SOLUTION, **request_of))
+    assert server.bodies == []
+
+
+async def test_a_schema_that_the_backend_refuses_is_told_as_such() -> None:
+    async with TextModel(schemas=False).served() as pool:
+        with pytest.raises(SchemaRefused, match="response_format"):
+            await children(UrlGenerator(pool, ALL), asked(StopCondition.SOLUTION, json_schema='{"type": "object"}'))
+
+
+async def test_the_deadline_of_a_call_is_that_of_its_requests() -> None:
+    async with TextModel(hangs=True).served() as pool:
+        request = asked(StopCondition.SOLUTION)._replace(deadline_s=0.2)
+        with pytest.raises(GeneratorError, match="deadline"):
+            await children(UrlGenerator(pool, ALL), request)
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ({}, {}),
+        ({"continues": "always", "stops": False}, {"continues": Continuing.ALWAYS, "stops": False}),
+        ({"continues": "", "seeds": False, "n": False}, {"continues": Continuing.NO, "seeds": False, "n": False}),
+        ({"logprobs": False, "schemas": False, "tools": False}, {"logprobs": False, "schemas": False, "tools": False}),
+        (
+            {"usage": False, "sampling": False, "token_ids": False},
+            {"usage": False, "sampling": False, "token_ids": False},
+        ),
+        ({"thinks": True}, {"thinks": True, "continues": Continuing.NO, "stops": False}),
+        (
+            {"limit_name": "max_completion_tokens", "token_ids": False},
+            {"limit_name": "max_completion_tokens", "token_ids": False},
+        ),
+    ],
+    ids=lambda given: "+".join(given) or "all",
+)
+async def test_what_a_server_can_do_is_found(server: dict[str, Any], expected: dict[str, Any]) -> None:
+    model = TextModel(**server)
+    async with model.served() as pool:
+        found = await find_capabilities(pool)
+    assert found == replace(ALL, **({"tools": True, "cancels": False} | expected))
+    assert len(model.bodies) < 20
+
+
+async def test_a_model_that_the_backend_has_not_is_refused_by_name() -> None:
+    async with TextModel().served() as pool:
+        with pytest.raises(ValueError, match="no model 'another'; it has: text-model"):
+            await find_capabilities(pool, "another")
+
+
+@pytest.mark.parametrize(
+    ("can", "settings", "reason"),
+    [
+        ({"continues": Continuing.NO}, {"strategy": "beam_search"}, "strategy: beam_search writes step by step"),
+        ({"continues": Continuing.NO}, {"strategy": "self_consistency", "n": 4}, None),
+        ({"seeds": False}, {"strategy": "greedy", "seed": 1}, "seed: "),
+        ({"logprobs": False}, {"strategy": "greedy", "logprobs": True}, "logprobs: "),
+        ({"sampling": False}, {"strategy": "greedy", "top_k": 5}, "top_k: "),
+    ],
+)
+def test_a_search_is_refused_by_the_setting_that_the_backend_cannot_do(
+    can: dict[str, Any], settings: dict[str, Any], reason: str | None
+) -> None:
+    lacks = replace(ALL, **can).lacks(parse_search(settings))
+    assert (lacks or "").startswith(reason or "")
+    assert (lacks is None) == (reason is None)
