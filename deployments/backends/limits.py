@@ -9,7 +9,7 @@ FIRST_CALLS = 64
 SLOWER = 2.0
 """The number of calls is too high where a token costs this many times the time that it cost at best."""
 FORGOTTEN = 1.1
-"""The best time grows by this factor with every window: what a server could do once it may not do again."""
+"""The best time grows by this factor with every decrease: what a server could do once it may not do again."""
 
 
 class CallLimit:
@@ -19,7 +19,7 @@ class CallLimit:
     It begins at 64 calls and grows by one with every answer, so that it doubles from window to window, until the server
     first shows its limit; from then on by one a window, and only while it is used up. A window is as many answers as
     the limit. Refusals (429, 503) halve it, once for all calls that were under way together. Rising latency takes a
-    tenth: where the time of a token, over the number of calls beside it, is twice the least of earlier windows, more
+    quarter: where the time of a token, over the number of calls beside it, is twice the least of earlier windows, more
     calls at a time make the server slower. That is seen only where replies tell their tokens.
     """
 
@@ -34,6 +34,7 @@ class CallLimit:
         self._restart()
 
     def _restart(self) -> None:
+        self._window = self.calls
         self._answers = self._tokens = self._beside = 0
         self._seconds = 0.0
         self._filled = False
@@ -52,16 +53,17 @@ class CallLimit:
         self._filled = self._filled or calls >= self.calls
         if not self._found and calls >= self.calls:
             self._set(self._limit + 1)
-        if self._answers < self.calls:
+        if self._answers < self._window:
             return
         beside = self._beside / self._answers
         cost_s = self._seconds / self._tokens / beside if self._tokens else self._best_s
         if self._filled and cost_s > SLOWER * self._best_s:
             self._found = True
-            self._set(0.9 * self._limit)
+            self._set(0.75 * self._limit)
+            self._best_s *= FORGOTTEN
         elif self._found and self._filled:
             self._set(self._limit + 1)
-        self._best_s = min(cost_s, FORGOTTEN * self._best_s)
+        self._best_s = min(cost_s, self._best_s)
         self._restart()
 
     def refused(self, sent_at: float, now: float) -> None:

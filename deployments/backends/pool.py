@@ -35,6 +35,7 @@ REST_S = 0.5
 REST_MAX_S = 30.0
 NAMED_REST_MAX_S = 600.0
 """Longest Retry-After that other calls mind."""
+MINUTE_FULL = "calls_per_minute or tokens_per_minute is used up"
 KEEPALIVE_S = 2.0
 """Time for which an unused connection is kept: less than servers keep it (uvicorn: 5 s), or a request would meet its
 end."""
@@ -139,6 +140,8 @@ class _Call:
         """URLs at which it would fail again."""
         self.begun = False
         """Whether the caller has part of a reply."""
+        self.over = False
+        """Whether no attempt can be made before the deadline."""
 
 
 class Pool:
@@ -213,7 +216,7 @@ class Pool:
         clock = asyncio.get_running_loop().time
 
         def again(error: BaseException) -> bool:
-            if not isinstance(error, BackendError) or error.fault in FINAL or not error.url or call.begun:
+            if not isinstance(error, BackendError) or error.fault in FINAL or call.over or call.begun:
                 return False
             return len(call.barred) < len(self._endpoints) and call.failures < self._settings.attempts
 
@@ -302,17 +305,18 @@ class Pool:
             BackendError: there is none before the deadline.
         """
         now = asyncio.get_running_loop().time()
-        at = max(self._calls.free_at(1, now), self._tokens.free_at(call.most_tokens, now))
+        at, url, reason = max(self._calls.free_at(1, now), self._tokens.free_at(call.most_tokens, now)), "", MINUTE_FULL
         able = [each for each in self._endpoints if each not in call.barred]
-        awake = [each for each in able if each.rests_until <= now]
-        if not awake:
-            at = max(at, min(each.rests_until for each in able))
+        first = min(able, key=lambda each: each.rests_until)
+        if first.rests_until > max(at, now):
+            at, url, reason = first.rests_until, first.url, "it has too much to do"
         if at > call.deadline:
-            raise BackendError(
-                Fault.BUSY, "", f"no call may be made for {at - now:.0f} s, which is after the deadline", None, at - now
-            )
+            call.over = True
+            told = f"{reason}: the next call may be made in {at - now:.0f} s, after the deadline"
+            raise BackendError(Fault.BUSY, url, told, None, at - now)
         if at > now:
             return None, at - now
+        awake = [each for each in able if each.rests_until <= now]
         # One that was left is taken only where there is no other.
         choice = [each for each in awake if each.is_healthy(now)] or awake
         free = [each for each in choice if each.has_room]

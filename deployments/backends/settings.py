@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from deployments.engines.settings import Settings
+from search.run.bill import Price
 
 
 def _is_backend_url(given: str) -> str:
@@ -96,6 +97,11 @@ class PriceSettings(Settings):
     cached_input: float | None = Field(
         None, ge=0, description="Price of a million prompt tokens that the backend had in its cache. Unset: as `input`."
     )
+
+    @property
+    def price(self) -> Price:
+        """The same for `search.run.bill.Prices`."""
+        return Price(self.input, self.output, self.input if self.cached_input is None else self.cached_input)
 
 
 class BackendSettings(KeySettings):

@@ -1,7 +1,9 @@
 """What one sample of a search would have cost, from what the search recorded: nothing is written for it."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from search.run.report import SearchCost
 from search.strategies.base import Strategy
 from search.tools.turns import Turns
 from search.tree import Node, NodeStatus, SearchTree
@@ -22,6 +24,42 @@ class Pace:
     def seconds(self, tokens: float) -> float:
         """The time in which a branch of this length would have been written; 0 before any branch has arrived."""
         return tokens * self._seconds / self._tokens if self._tokens else 0.0
+
+
+class Price(NamedTuple):
+    """What a model's tokens cost, per million of them, in any currency."""
+
+    input: float
+    output: float
+    cached_input: float
+    """Of prompt tokens that were in a cache."""
+
+    def of(self, read: float, cached: float, written: float) -> float:
+        """The cost of tokens: those read, of which ``cached`` were in a cache, and those written."""
+        return ((read - cached) * self.input + cached * self.cached_input + written * self.output) / 1e6
+
+
+class Prices(NamedTuple):
+    """Those of a search's models; None: not known."""
+
+    generator: Price | None = None
+    scorer: Price | None = None
+
+    def add_to(self, cost: SearchCost) -> None:
+        """Completes the bill with what the tokens cost that have a price. One sample reads the prompt, not cached, and
+        is not scored."""
+        if self.generator is None and self.scorer is None:
+            return
+        cost.cost = 0.0
+        if self.generator is not None:
+            written = cost.generated_tokens + cost.unused_tokens
+            cost.cost += self.generator.of(cost.prefix_tokens, cost.cached_tokens, written)
+            cost.sample_cost = self.generator.of(cost.prompt_tokens, 0, cost.sample_tokens)
+        if self.scorer is not None:
+            cost.cost += self.scorer.of(cost.prm_prompt_tokens, cost.prm_cached_tokens, cost.prm_generated_tokens)
+
+
+NO_PRICES = Prices()
 
 
 async def sample_tokens(ends: Sequence[Node], tree: SearchTree, strategy: Strategy, alike: bool) -> float:

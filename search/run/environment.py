@@ -9,6 +9,7 @@ from search.answers.equivalence import WAIT_S, Grouping
 from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
 from search.ports import Generator, StepScorer, ToolRequest
+from search.run.bill import NO_PRICES, Prices
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
 
@@ -63,5 +64,7 @@ class SearchEnvironment:
     alone."""
     tool: ToolRequest | None = None
     """How programs in the solutions are run; None: not at all."""
+    prices: Prices = NO_PRICES
+    """What the models' tokens cost."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

@@ -28,7 +28,7 @@ class StopReason(StrEnum):
     """The generator failed on every replica; the answer comes from the candidates found until then."""
 
 
-def _is_none(figure: int | None) -> bool:
+def _is_none(figure: float | None) -> bool:
     return figure is None
 
 
@@ -42,9 +42,9 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``). Figures of thinking, of
-    wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost beside one sample,
-    is known at its end.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``); so are costs without prices. Figures
+    of thinking, of wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost
+    beside one sample, is known at its end.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -142,6 +142,11 @@ class SearchCost(BaseModel):
     """The time that one sample would have taken: ``sample_tokens`` at the pace of this search's branches, each from the
     request of its call to its arrival. Not counted: scoring, and voting."""
 
+    cost: float | None = Field(None, exclude_if=_is_none)
+    """The bill: what the tokens cost by the operator's prices (`search.run.bill.Prices`); None where there are none."""
+    sample_cost: float | None = Field(None, exclude_if=_is_none)
+    """What one sample would have cost; None where the generator has no price."""
+
     def add_scoring(self, cost: ScoringCost) -> None:
         """Adds the cost of one call to the scorer."""
         for name, figure in vars(cost).items():
@@ -156,9 +161,12 @@ class SearchCost(BaseModel):
     @property
     def bill(self) -> str:
         """What the search cost beside one sample, in a line."""
+        cost = "" if self.cost is None else f", cost {self.cost:.4g}"
+        sample_cost = "" if self.sample_cost is None else f", cost {self.sample_cost:.4g}"
         return (
-            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s; "
-            f"one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
+            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s{cost}"
+            f"; one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
+            f"{sample_cost}"
         )
 
 

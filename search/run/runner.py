@@ -226,6 +226,7 @@ class _Search:
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
         self._model = environment.model
+        self._prices = environment.prices
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._hook = environment.step_hook
@@ -684,6 +685,7 @@ class _Search:
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()
+        self._prices.add_to(cost)
         cost.seconds = self._meter.seconds.usage
         return cost
 

@@ -27,7 +27,7 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Tho
 
 PROMPT = (1, 2, 3, 4, 5)
 ENVIRONMENT = {
-    *("context_tokens", "fallback", "extract_answer", "solver", "step_hook"),
+    *("context_tokens", "fallback", "extract_answer", "solver", "step_hook", "prices"),
     *("thinking_context", "thought_is_over", "scores_thinking", "tool"),
 }
 """Options of a search that belong to its environment."""
