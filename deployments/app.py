@@ -11,13 +11,15 @@ from ray import serve
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.admission.keys import read_records
+from deployments.backend import Backend
 from deployments.batch_runner import BatchRunner
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
-from deployments.engines.settings import EngineSettings, ReplicaSettings
+from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
 from deployments.generator import Generator
 from deployments.prm import ProcessRewardModel
 from deployments.startup.access import require_authenticated_cluster
+from deployments.startup.backends import asked_backend
 from deployments.startup.checks import check_settings
 from deployments.startup.environment import variables
 from deployments.startup.nodes import Built, model_digest
@@ -45,25 +47,29 @@ def build(args: AppConfig) -> serve.Application:
 
     Raises:
         ValueError: settings contradict each other or the models that they name, or engines do not fit the cluster's
-            GPUs (a line for each, with its path); the API keys cannot be read, the store's directory cannot be used, or
-            the cluster has no token authentication.
+            GPUs (a line for each, with its path); the API keys cannot be read, the store's directory cannot be used,
+            the cluster has no token authentication, or the generator's backend does not say what it can do.
     """
     check_settings(args)
+    args, backend = asked_backend(args)
     if ray.is_initialized():  # true in the task in which Serve builds; otherwise only the controller's replicas check
         require_authenticated_cluster(args.http)
         args = on_this_cluster(args)
     keys = read_records(args.http.api_keys_file)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
-    generator = Generator.options(
-        **_replicas(args.generator.replicas, router=ENGINE_ROUTER),
-        max_queued_requests=MAX_QUEUED,
-        logging_config=logging_config,
-    ).bind(args.generator, args.cache, args.telemetry, args.log_level, _built(args.generator))
-    prm = ProcessRewardModel.options(
-        **_replicas(args.prm.replicas, router=ENGINE_ROUTER),
-        max_queued_requests=MAX_QUEUED,
-        logging_config=logging_config,
-    ).bind(args.prm, args.telemetry, args.log_level, _built(*args.prm.engines.values()))
+    shared = {"max_queued_requests": MAX_QUEUED, "logging_config": logging_config}
+    options = _replicas(args.generator.replicas, router=ENGINE_ROUTER) | shared
+    if isinstance(args.generator, GeneratorSettings):
+        generator = Generator.options(**options).bind(
+            args.generator, args.cache, args.telemetry, args.log_level, _built(args.generator)
+        )
+    else:
+        generator = Backend.options(**options).bind(args.generator, backend, args.telemetry, args.log_level, _built())
+    prm = None
+    if args.has_rewards:
+        prm = ProcessRewardModel.options(**(_replicas(args.prm.replicas, router=ENGINE_ROUTER) | shared)).bind(
+            args.prm, args.telemetry, args.log_level, _built(*args.prm.engines.values())
+        )
     controller = args.controller
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
@@ -78,7 +84,7 @@ def build(args: AppConfig) -> serve.Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
         user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
-    ).bind(args, generator, prm, _built(store=store_id), batches)
+    ).bind(args, generator, prm, _built(store=store_id), batches, backend)
 
 
 def _store_id(settings: StoreSettings) -> str | None:

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.backends.settings import UrlGeneratorSettings
 from deployments.engines.rewards import PrmSettings, execution_of
 from deployments.engines.rewards.execution import ExecutionSettings
+from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
     CONFIG_FILES,
@@ -525,10 +537,46 @@ UNSEEN = TelemetrySettings(metrics=False, search_log=False)
 """Telemetry settings of a replica that belongs to no application: nothing is published."""
 
 
+VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8}
+"""The default search in front of a backend without a reward model: every backend can do it."""
+VOTES: dict[str, dict[str, Any]] = {name: {**VOTE, "n": n} for name, n in (("low", 4), ("medium", 16), ("high", 64))}
+URLS = ("url", "urls")
+
+
+def parse_generator(given: Any) -> GeneratorSettings | UrlGeneratorSettings:
+    """Validates the settings of a generator: an engine, or with ``url`` or ``urls`` a backend.
+
+    Raises:
+        ValidationError: a setting is wrong, unknown, or one of an engine beside ``url``.
+    """
+    if isinstance(given, GeneratorSettings | UrlGeneratorSettings):
+        return given
+    if not isinstance(given, Mapping) or not any(given.get(name) for name in URLS):
+        return GeneratorSettings.model_validate(given)
+    engine = [name for name in GeneratorSettings.model_fields if name not in UrlGeneratorSettings.model_fields]
+    faults = [
+        InitErrorDetails(
+            type=PydanticCustomError("of_an_engine", "is a setting of an engine: not together with generator.url"),
+            loc=(name,),
+            input=given[name],
+        )
+        for name in engine
+        if name in given
+    ]
+    if faults:
+        raise ValidationError.from_exception_data("generator", faults)
+    return UrlGeneratorSettings.model_validate(given)
+
+
+Generator = Annotated[
+    SerializeAsAny[GeneratorSettings | UrlGeneratorSettings], WrapValidator(lambda given, _: parse_generator(given))
+]
+
+
 class AppConfig(Settings):
     """All settings of an application, under ``args`` of ``serve_config.yaml``."""
 
-    generator: GeneratorSettings = GeneratorSettings()
+    generator: Generator = GeneratorSettings()
     prm: PrmSettings = StepHeadSettings()
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
@@ -539,6 +587,33 @@ class AppConfig(Settings):
         pattern="^(DEBUG|INFO|WARNING|ERROR)$",
         description="Minimum level of Banyan's log messages; the lines of telemetry.search_log are always written.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _votes_without_rewards(cls, given: Any) -> Any:
+        """In front of a backend there is no reward model unless one is named, and without one searches are votes."""
+        generator = given.get("generator") if isinstance(given, Mapping) else None
+        is_url = isinstance(generator, UrlGeneratorSettings) or (
+            isinstance(generator, Mapping) and any(generator.get(name) for name in URLS)
+        )
+        if not is_url or given.get("prm") is not None:
+            return given
+        controller = given.get("controller") or {}
+        if isinstance(controller, Mapping):
+            efforts = controller.get("efforts") or {}
+            efforts = {**VOTES, **efforts} if isinstance(efforts, Mapping) else efforts
+            controller = {"default_search": VOTE, **controller, "efforts": efforts}
+        return {**given, "prm": NoRewardSettings(), "controller": controller}
+
+    @property
+    def backend(self) -> UrlGeneratorSettings | None:
+        """The generator's settings if another server serves it."""
+        return self.generator if isinstance(self.generator, UrlGeneratorSettings) else None
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether there is a reward model, or what stands in for one."""
+        return not isinstance(self.prm, NoRewardSettings)
 
     @property
     def execution(self) -> ExecutionSettings | None:
@@ -559,7 +634,8 @@ class AppConfig(Settings):
     @property
     def engines(self) -> dict[str, EngineSettings]:
         """Settings of all engines, by their path."""
-        return {"generator": self.generator} | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
+        written = {} if isinstance(self.generator, UrlGeneratorSettings) else {"generator": self.generator}
+        return written | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
 
     def missing_models(self) -> list[str]:
         """A line for each model directory or file that is not on this machine, with the path of its setting."""

@@ -12,6 +12,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.admission.auth import ApiKeys
 from deployments.admission.flow import Flow
 from deployments.admission.stopping import OpenRequests, StoppingMiddleware
+from deployments.backends.capabilities import Capabilities
+from deployments.backends.messages import MessageEncoder
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.last_words import last_words_of
 from deployments.calls.pool import Pool, replicas_of
@@ -54,6 +56,7 @@ from deployments.startup.nodes import Built
 from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
 from search.answers.equivalence import AnswerMatcher
+from search.rewards import NoScorer
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 from search.tools.quick_import import quick_import
@@ -71,11 +74,13 @@ class SearchControllerReplica:
         self,
         config: AppConfig,
         generator: DeploymentHandle[Any],
-        prm: DeploymentHandle[Any],
+        prm: DeploymentHandle[Any] | None,
         built: Built | None = None,
         batches: DeploymentHandle[Any] | None = None,
+        backend: Capabilities | None = None,
     ) -> None:
-        """``batches``: handle of BatchRunner; None without a store.
+        """``prm``: None without a reward model. ``batches``: handle of BatchRunner; None without a store. ``backend``:
+        what the generator's server can do; None where the generator is an engine.
 
         Raises:
             NodeDiffers: the node differs from the one where the application was built.
@@ -93,7 +98,7 @@ class SearchControllerReplica:
         self._open_requests = OpenRequests()
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             self._host = await endpoint_host()
-        self._handles = {"generator": generator, "prm": prm}
+        self._handles = {"generator": generator} | ({"prm": prm} if prm is not None else {})
         self._batches = batches
         controller = config.controller
         store = Store.of(controller.store)
@@ -103,18 +108,24 @@ class SearchControllerReplica:
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_clusters)
         encoder, *_ = await asyncio.gather(
-            asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
+            asyncio.to_thread(_encoder, config, backend), self._matcher.start(), self._solver.start()
         )
         retries, searches = Retries.of(controller), self._telemetry.searches
         suspects = Suspects(self._telemetry.found_harmful)
         pools = {
-            name: Pool(name, suspects, partial(replicas_of, handle), pool.replicas.min_replicas, last_words_of)
-            for (name, handle), pool in zip(self._handles.items(), (config.generator, config.prm), strict=True)
+            name: Pool(
+                name, suspects, partial(replicas_of, handle), getattr(config, name).replicas.min_replicas, last_words_of
+            )
+            for name, handle in self._handles.items()
         }
         written_by = HandleGenerator(generator, retries, pools["generator"], searches)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"], searches),
+            scorer=(
+                HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"], searches)
+                if prm is not None
+                else NoScorer()
+            ),
             context_tokens=config.search_context,
             matcher=self._matcher,
             solver=self._solver,
@@ -127,7 +138,7 @@ class SearchControllerReplica:
             ),
             tool=controller.tools.python.request if controller.tools.python else None,
             thinking_context=config.generator.max_model_len if encoder.marks else 0,
-            thought_is_over=encoder.thought_is_over,
+            thought_is_over=encoder.thought_is_over if isinstance(encoder, ChatEncoder) else lambda prompt: False,
             scores_thinking=controller.prm_reads_thinking,
             model=config.generator.served_name,
         )
@@ -143,16 +154,18 @@ class SearchControllerReplica:
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
-        self._schemas = SchemaCosts(lambda: encoder.spelling)
-        parser = config.generator.tool_parser or encoder.tool_parser
-        self._tool_calls = ToolCallParser(config.generator.model_dump_json(), parser) if parser else None
+        self._schemas = self._tool_calls = None
+        if isinstance(config.generator, GeneratorSettings) and isinstance(encoder, ChatEncoder):
+            self._schemas = SchemaCosts(lambda: encoder.spelling)
+            parser = config.generator.tool_parser or encoder.tool_parser
+            self._tool_calls = ToolCallParser(config.generator.model_dump_json(), parser) if parser else None
         self._telemetry.start(slots, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
             live=self._live,
-            jobs=Jobs(config, self._live, SettingsResolver.of(config), encoder, self._tool_calls),
+            jobs=Jobs(config, self._live, SettingsResolver.of(config, backend), encoder, self._tool_calls),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),
@@ -281,6 +294,13 @@ SearchController = serve.deployment(
     graceful_shutdown_wait_loop_s=0.2,
 )(SearchControllerReplica)
 """Bind it with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
+
+
+def _encoder(config: AppConfig, backend: Capabilities | None) -> ChatEncoder | MessageEncoder:
+    """What makes prompts of chats, or passes them on to a backend that does. Raises ValueError as `_chat_encoder`."""
+    if isinstance(config.generator, GeneratorSettings):
+        return _chat_encoder(config.generator)
+    return MessageEncoder(thinks=backend is not None and backend.thinks)
 
 
 def _chat_encoder(generator: GeneratorSettings) -> ChatEncoder:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from search.errors import ScorerError
+from search.errors import ScorerError, ScorerRefused
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,11 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> RewardRow
     checked.cost = getattr(rewards, "cost", checked.cost)
     checked.unsure = getattr(rewards, "unsure", checked.unsure)
     return checked
+
+
+class NoScorer:
+    """`search.ports.StepScorer` where there is no reward model."""
+
+    async def score(self, request: object) -> RewardRows:
+        """Raises ScorerRefused."""
+        raise ScorerRefused("there is no reward model")

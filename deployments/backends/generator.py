@@ -184,6 +184,22 @@ class UrlGenerator:
         if failure is not None:
             raise _as_search_error(failure, bool(request.json_schema)) from None
 
+    async def canary(self, deadline_s: float) -> float:
+        """Has the backend write one token. Returns the seconds that it took.
+
+        Raises:
+            GeneratorError: it did not, or not within ``deadline_s``.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        messages = [{"role": "user", "content": "1"}]
+        try:
+            body = {"model": self._can.model, "messages": messages, self._can.limit_name: 1}
+            await self._calls.post(CHAT, body, deadline=began + deadline_s)
+        except BackendError as error:
+            raise _as_search_error(error, has_schema=False) from None
+        return clock() - began
+
     def _check(self, request: ExpandRequest) -> None:
         """Raises GeneratorRefused if the backend lacks what a request takes."""
         can, lacks = self._can, ""
@@ -191,6 +207,8 @@ class UrlGenerator:
             lacks = f"the model {request.model!r}: it serves {self._served_name!r}"
         elif request.tool is not None:
             lacks = "a way to run programs within its answers"
+        elif request.thought is not None and request.thought.closes:
+            lacks = "a limit of thinking (budget.thinking)"
         elif request.json_schema and not can.schemas:
             lacks = "JSON schemas"
         elif request.logprobs and not can.logprobs:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from deployments.engines.settings import Settings
+from deployments.engines.settings import Delimiter, ReplicaSettings, Settings
 from search.run.bill import Price
 
 
@@ -176,3 +176,19 @@ class BackendSettings(KeySettings):
         except OSError as error:  # ssl.SSLError among them
             reason = error.strerror or "it has no certificates in PEM"
             raise ValueError(f"ca_file: the file {self.ca_file} cannot be used: {reason}") from None
+
+
+class UrlGeneratorSettings(BackendSettings):
+    """A generator that another server serves, in place of an engine."""
+
+    model: str | None = Field(
+        None, min_length=1, description="The server's name of the model. Unset: the only one that it has."
+    )
+    served_name: str = Field("", description="Model name at the HTTP endpoint. Empty: the server's name of it.")
+    step_delimiter: Delimiter = Field(
+        "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."
+    )
+    max_model_len: int = Field(
+        0, ge=0, le=1_048_576, description="Context length, tokens. 0: as the server tells, else 8192."
+    )
+    replicas: ReplicaSettings = ReplicaSettings()

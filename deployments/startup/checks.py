@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.backends.settings import UrlGeneratorSettings
 from deployments.config import AppConfig, PromptSettings
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
@@ -36,16 +37,25 @@ def check_settings(config: AppConfig) -> None:
     problems = [
         problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
     ]
-    problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
-    problems += [
-        *_thinking_is_found(config),
-        *_rewards_are_exact(config),
-        *_whole_blocks_are_kept(config),
-        *_prompt_is_taken(config),
-    ]
+    if isinstance(config.generator, UrlGeneratorSettings):
+        problems += _nothing_needs_an_engine(config)
+    else:
+        problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
+        problems += [
+            *_thinking_is_found(config),
+            *_rewards_are_exact(config),
+            *_whole_blocks_are_kept(config),
+            *_prompt_is_taken(config),
+        ]
     problems += [problem for path, prm in config.prm.engines.items() for problem in _paths_are_read(f"prm{path}", prm)]
     if problems:
         raise ValueError("\n".join(problems))
+
+
+def _nothing_needs_an_engine(config: AppConfig) -> Iterator[str]:
+    """What only an engine of ours does is not asked of a backend."""
+    if config.controller.tools.python is not None:
+        yield "controller.tools.python: no programs are run within the answers of a backend (generator.url)"
 
 
 def _context(path: str, engine: EngineSettings) -> Iterator[str]:

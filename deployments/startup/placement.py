@@ -82,9 +82,13 @@ def placed(config: AppConfig, nodes: Sequence[GpuNode]) -> AppConfig:
         PlacementError: there is no GPU, too few, or too little memory for an engine.
     """
     engines = config.engines
-    pools = [_Pool("generator", config.generator.replicas, {"generator": engines.pop("generator")})]
+    pools = []
+    if "generator" in engines:  # a backend has none
+        pools.append(_Pool("generator", config.generator.replicas, {"generator": engines.pop("generator")}))
     if engines or config.prm.replicas.num_gpus:  # a function has no engine
         pools.append(_Pool("prm", config.prm.replicas, engines))
+    if not pools:
+        return config
     _refuse(problem for pool in pools for problem in _unplannable(pool, nodes))
     if not nodes:  # every pool names its share: nodes with GPUs will join
         return config

@@ -13,6 +13,7 @@ from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.generative_presets import GENERATIVE_PRESETS
 from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
+from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.rewards.outcome import EurusRmSettings, OutcomeSettings, TrajectorySettings
 from deployments.engines.rewards.reason_eval import ReasonEvalSettings
 from deployments.engines.rewards.several import SeveralSettings
@@ -21,7 +22,9 @@ from deployments.engines.rewards.text_heads import TEXT_HEADS
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
-RewardSettings: TypeAlias = RewardModelSettings | FunctionSettings | ExecutionSettings | SeveralSettings
+RewardSettings: TypeAlias = (
+    RewardModelSettings | FunctionSettings | ExecutionSettings | SeveralSettings | NoRewardSettings
+)
 BUILT_IN: tuple[type[RewardSettings], ...] = (
     StepHeadSettings,
     *LABEL_PRESETS,
@@ -38,6 +41,7 @@ BUILT_IN: tuple[type[RewardSettings], ...] = (
     FunctionSettings,
     ExecutionSettings,
     SeveralSettings,
+    NoRewardSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
 and one line here; a new preset only its class: one of label tokens in ``label_presets``, one with a head at a tag in

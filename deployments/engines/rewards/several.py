@@ -14,6 +14,7 @@ from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSett
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import CallScorer, FunctionScorer, FunctionSettings
 from deployments.engines.rewards.generative import VerifierSettings
+from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreRequest
@@ -33,8 +34,8 @@ def _single(given: Any) -> Single:
     from deployments.engines.rewards import parse_prm  # the list of families has this one in it
 
     prm = parse_prm(given)
-    if isinstance(prm, SeveralSettings):
-        raise ValueError("a family several cannot contain another one")
+    if isinstance(prm, SeveralSettings | NoRewardSettings):
+        raise ValueError(f"a family several cannot contain {prm.family}")
     if prm.card is not None:
         raise ValueError("a card may be set for all models together only: prm.card")
     return prm

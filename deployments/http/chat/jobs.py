@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from deployments.admission.errors import BadRequest, context_exceeded
 from deployments.admission.service_tier import DEFAULT, FLEX
+from deployments.backends.messages import MessageEncoder
 from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
@@ -38,6 +39,8 @@ from search.token_beam import TokenBeamSettings
 from search.tools.listing import listed
 from search.tree import Prefill
 
+NO_BACKEND_TOOLS = "tools: not yet supported in front of a backend (generator.url)"
+NO_TOKEN_BEAM = "token-level beam search needs an engine; this server is in front of a backend (generator.url)"
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Variables by which chat templates ask for no thinking, if they are false."""
 
@@ -98,7 +101,7 @@ class Jobs:
         self._live = live
         self._calls = calls
         self._context = config.generator.max_model_len
-        self._batch = config.generator.max_num_seqs
+        self._batch = 1 if config.backend else config.generator.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
@@ -110,6 +113,8 @@ class Jobs:
         self._keeps = config.controller.store.path is not None
         self._resolver = resolver
         self._encoder = encoder
+        self._messages = encoder if isinstance(encoder, MessageEncoder) else None
+        """Where the generator encodes chats itself."""
         self.unknown_fields = config.http.unknown_fields
         """What becomes of unknown fields of a request."""
 
@@ -125,6 +130,8 @@ class Jobs:
             BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
+        if self._messages is not None and request.offered:
+            raise BadRequest(NO_BACKEND_TOOLS, "tools", "unsupported_parameter")
         check_tools(request, now, self._encoder)
         tools = [tool.shown for tool in request.offered]
         default = default_of(request.reasoning_effort, now)
@@ -149,10 +156,14 @@ class Jobs:
             raise self._too_long(f"more than {min_tokens} tokens", longest)
         try:
             chat, kwargs = turns(asked, now.prompt), self._template_kwargs(request, settings)
-            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
-            open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
+            if self._messages is not None:
+                prompt, open_thought = self._messages.prompt(chat, request.prefill, longest), ""
+            else:
+                ids = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
+                prompt = Prompt((*ids, *written))
+                open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
         except PromptTooLong as error:
             raise self._too_long(str(error), longest) from None
         except ValueError as error:
@@ -160,7 +171,7 @@ class Jobs:
         prefill = Prefill.of(request.prefill, self._delimiter)
         # The reward model's format adds tokens to each of the prefill's steps, which ``max_depth`` does not count.
         context = longest - self._tokens_per_step * len(prefill.steps)
-        prompt_tokens = len(prompt) + len(written)
+        prompt_tokens = prompt.size
         if prompt_tokens >= context:
             raise self._too_long(f"{prompt_tokens} tokens", context)
         if context < longest:
@@ -180,7 +191,7 @@ class Jobs:
         return SearchJob(
             uuid.uuid4().hex,
             prm_question,
-            Prompt((*prompt, *written)),
+            prompt,
             settings,
             self._cache_salt(key),
             own_seconds,
@@ -189,7 +200,7 @@ class Jobs:
             json_schema=json_schema,
             open_thought=open_thought,
             side_call=side_call,
-            calls=call_reader(request, prompt, now, self._calls, longest),
+            calls=call_reader(request, prompt.token_ids, now, self._calls, longest),
             checks=checks,
         )
 
@@ -289,6 +300,8 @@ class Jobs:
             BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
+        if self._messages is not None:
+            raise BadRequest(NO_TOKEN_BEAM, None, "unsupported_value")
         given = body.prompts()
         limits = self._limits(key)
         width = body.best_of or body.n

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from deployments.admission.errors import BadRequest, NotFound
+from deployments.backends.capabilities import Capabilities
 from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.fields import nearest, unknown_field
@@ -37,10 +38,22 @@ class SettingsResolver:
     """Turns requests into search settings."""
 
     @classmethod
-    def of(cls, config: AppConfig) -> "SettingsResolver":
-        return cls(config.generator.served_name, config.controller.catalog, config.prm.card)
+    def of(cls, config: AppConfig, backend: Capabilities | None = None) -> "SettingsResolver":
+        name, catalog = config.generator.served_name, config.controller.catalog
+        return cls(name, catalog, config.prm.card, backend, config.has_rewards)
 
-    def __init__(self, served_name: str, strategies: Catalog = STRATEGIES, card: RewardCard | None = None) -> None:
+    def __init__(
+        self,
+        served_name: str,
+        strategies: Catalog = STRATEGIES,
+        card: RewardCard | None = None,
+        backend: Capabilities | None = None,
+        has_rewards: bool = True,
+    ) -> None:
+        """``backend``: what the generator's server can do; None: the generator is an engine. ``has_rewards``: whether
+        there is a reward model."""
+        self._backend = backend
+        self._has_rewards = has_rewards
         self._strategies = strategies
         self._served_name = served_name
         self.card = card
@@ -62,7 +75,16 @@ class SettingsResolver:
         merged, settings = self._merged(request, request.temperature, default_search)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
             merged, settings = self._merged(request, None, default_search)
+        if lack := self._lack(settings):
+            name, _, reason = lack.partition(": ")
+            raise BadRequest(f"{(path := merged.path(name))}: {reason}", path, "unsupported_value")
         return self._capped(merged, settings, limits)
+
+    def _lack(self, settings: SearchSettings) -> str | None:
+        """Why a search cannot be run here, beginning with the setting's name; None if it can."""
+        if settings.strategy.needs_rewards and not self._has_rewards:
+            return f"strategy: {settings.strategy.name} needs rewards, and there is no reward model (prm)"
+        return self._backend and self._backend.lacks(settings)
 
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
         """Raises BadRequest unless the strategy writes whole solutions, which the field at ``path`` needs."""
@@ -99,7 +121,7 @@ class SettingsResolver:
             "top_p": request.top_p,
             "top_k": None if request.top_k is None else max(0, request.top_k),
             "min_p": request.min_p,
-            "seed": request.seed,
+            "seed": None if self._backend and not self._backend.seeds else request.seed,  # clients send it unasked
             "logprobs": request.logprobs,
             "stop": request.stop,
             "max_path_tokens": request.max_tokens,
