@@ -4,8 +4,8 @@
     python -m benchmarks.without_engines --backend http://127.0.0.1:8001
 
 Installs this checkout without engines in an environment of its own, by pip and without its cache, in the versions of
-the lock: seconds, and megabytes on disk. Then `banyan serve --backend` is started in it, twice, and timed until the first
-answer of `/v1/chat/completions`. Unless one is named, the backend is `vllm serve` with the embedded generator.
+the lock: seconds, and megabytes on disk. Then `banyan serve --backend` is started in it, twice, and timed until the
+first answer of `/v1/chat/completions`. Unless one is named, the backend is `vllm serve` with the embedded generator.
 """
 
 import os

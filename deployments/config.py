@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from deployments.backends.settings import UrlGeneratorSettings
+from deployments.backends.settings import VOTE, UrlGeneratorSettings
 from deployments.engines.rewards import PrmSettings, execution_of
 from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.no_rewards import NoRewardSettings
@@ -537,8 +537,6 @@ UNSEEN = TelemetrySettings(metrics=False, search_log=False)
 """Telemetry settings of a replica that belongs to no application: nothing is published."""
 
 
-VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8}
-"""The default search in front of a backend without a reward model: every backend can do it."""
 VOTES: dict[str, dict[str, Any]] = {name: {**VOTE, "n": n} for name, n in (("low", 4), ("medium", 16), ("high", 64))}
 URLS = ("url", "urls")
 

@@ -1,4 +1,4 @@
-"""The application in front of a model that another server serves, configured by what that server says of itself."""
+"""The application in front of a model that another server serves, without a config file."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cluster.launch.config_file import BUILDER
 from cluster.launch.errors import LaunchError
 from deployments.backends.errors import BackendError, Fault
-from deployments.backends.models import ServedModel, find_model
+from deployments.backends.models import find_model
 from deployments.backends.pool import Pool
 from deployments.backends.settings import BackendSettings
 
@@ -25,8 +25,8 @@ HINTS = {
 
 
 def backend_config(url: str, model: str | None, key_file: Path | None) -> dict[str, Any]:
-    """The Serve config of an application whose generator is the model ``model`` at ``url``; None: its only one. Asks
-    the backend for its name and its context.
+    """The Serve config of an application whose generator is the model ``model`` at ``url``; None: its only one. What
+    the model can do is asked when the application is built.
 
     Raises:
         LaunchError: the backend does not answer, wants another key, or has no such model.
@@ -41,21 +41,18 @@ def backend_config(url: str, model: str | None, key_file: Path | None) -> dict[s
     except ValidationError as error:
         fault = error.errors()[0]
         raise LaunchError(f"--backend: {fault['loc'][-1] if fault['loc'] else 'url'}: {fault['msg']}") from error
-    served = asyncio.run(_ask(settings, model))
-    generator = {**given, "served_name": served.name}
-    if served.context_tokens is not None:
-        generator["max_model_len"] = served.context_tokens
+    generator = {**given, "model": asyncio.run(_model_name(settings, model))}
     application = {"name": "banyan", "route_prefix": "/", "import_path": BUILDER, "args": {"generator": generator}}
     return {"http_options": {"host": "127.0.0.1"}, "applications": [application]}
 
 
-async def _ask(settings: BackendSettings, model: str | None) -> ServedModel:
+async def _model_name(settings: BackendSettings, wanted: str | None) -> str:
     try:
         pool = Pool(settings)
     except ValueError as error:  # the file of the key
         raise LaunchError(f"--backend: {error}") from error
     try:
-        return await find_model(pool, model, asyncio.get_running_loop().time() + ASKING_S)
+        return (await find_model(pool, wanted, asyncio.get_running_loop().time() + ASKING_S)).name
     except BackendError as error:
         hint = HINTS.get(error.fault)
         raise LaunchError(f"{error}{f': {hint}' if hint else ''}") from error

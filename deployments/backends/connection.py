@@ -9,21 +9,18 @@ from uuid import uuid4
 
 from deployments.backends.capabilities import Capabilities, find_capabilities
 from deployments.backends.generator import UrlGenerator
+from deployments.backends.models import CONTEXT_TOKENS
 from deployments.backends.pool import Pool
-from deployments.backends.settings import BackendSettings
+from deployments.backends.settings import VOTE, BackendSettings
 from deployments.backends.usage import estimated_tokens
 from search.answers.equivalence import AnswerMatcher
-from search.errors import ScorerError
-from search.ports import ScoreRequest, StepScorer
+from search.ports import StepScorer
 from search.prompt import Prompt
+from search.rewards import NoScorer
 from search.run.environment import Fallback, SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
-
-VOTE: Mapping[str, Any] = {"strategy": "self_consistency", "n": 8}
-CONTEXT_TOKENS = 32_768
-"""Context length of a model whose backend does not tell it."""
 
 
 class Connection:
@@ -96,13 +93,6 @@ async def connect(
     finally:
         matcher.close()
         await pool.aclose()
-
-
-class NoScorer:
-    """Stands where a search has no reward model."""
-
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
-        raise ScorerError("there is no reward model")
 
 
 async def _found(pool: Pool, model: str | None, known: Capabilities | None) -> Capabilities:

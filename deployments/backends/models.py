@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.backends.errors import BackendError, Fault
 
+CONTEXT_TOKENS = 8192
+"""Context length of a model whose backend does not tell it."""
 SHOWN = 10
 """Most names of models in an error message."""
 

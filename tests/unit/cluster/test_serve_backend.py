@@ -16,6 +16,7 @@ from cluster.cli.serve import VOTE, welcome
 from cluster.launch import ray_runtime
 from cluster.launch.application import Running
 from cluster.launch.backend import KEY_VARIABLE, backend_config
+from cluster.launch.config_file import app_config
 from cluster.launch.errors import LaunchError
 
 KEY = "sk-of-the-test"
@@ -66,13 +67,14 @@ def generator_of(config: dict[str, Any]) -> dict[str, Any]:
     return generator
 
 
-def test_the_name_and_the_context_are_the_backends(server: Server) -> None:
+def test_the_model_is_the_only_one_or_the_one_that_is_named(server: Server) -> None:
     config = backend_config(server.url, None, None)
-    assert generator_of(config) == {"url": server.url, "served_name": "small", "max_model_len": 4096}
+    assert generator_of(config) == {"url": server.url, "model": "small"}
     assert config["http_options"]["host"] == "127.0.0.1"
-    server.models = [{"id": "a"}, {"id": "b", "meta": {"n_ctx_train": 512}}]
-    assert generator_of(backend_config(server.url, "b", None))["max_model_len"] == 512
-    assert "max_model_len" not in generator_of(backend_config(server.url, "a", None))
+    args = app_config(config)
+    assert (args.engines, args.has_rewards) == ({}, False)
+    server.models = [{"id": "a"}, {"id": "b"}]
+    assert generator_of(backend_config(server.url, "b", None))["model"] == "b"
 
 
 def test_the_key_is_named_and_not_written(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
