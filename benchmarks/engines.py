@@ -55,10 +55,10 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     if server is not None:
         os.environ.update(QUIET_ENVIRONMENT)
         address = await asyncio.to_thread(server.start)
-        kv_transfer = connector_config(address, config.cache, config.generator.kv_settings)
+        kv_transfer = connector_config(address, config.cache, config.generator_engine.kv_settings)
     if not isinstance(config.prm, RewardModelSettings):
         raise TypeError("prm must be a reward model, not a function")
-    generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
+    generator, scorer = GenerationEngine(config.generator_engine, kv_transfer), ScoringEngine(config.prm)
     await generator.start()
     await scorer.start()
     matcher = AnswerMatcher()

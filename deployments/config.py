@@ -609,6 +609,12 @@ class AppConfig(Settings):
         return self.generator if isinstance(self.generator, UrlGeneratorSettings) else None
 
     @property
+    def generator_engine(self) -> GeneratorSettings:
+        """The generator's settings where it is an engine, not a ``backend``."""
+        assert isinstance(self.generator, GeneratorSettings)
+        return self.generator
+
+    @property
     def has_rewards(self) -> bool:
         """Whether there is a reward model, or what stands in for one."""
         return not isinstance(self.prm, NoRewardSettings)

@@ -4,8 +4,7 @@ from ray import serve
 
 from deployments.calls.envelope import FIRST_ATTEMPT, Envelope
 from deployments.config import UNSEEN, TelemetrySettings
-from deployments.engines.rewards import PrmSettings
-from deployments.engines.rewards.several import Scorer, scorer_of
+from deployments.engines.rewards.several import Scorer, SeveralSettings, Single, scorer_of
 from deployments.engines.template import begin_templates
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.startup.nodes import Built
@@ -22,7 +21,7 @@ class PrmReplica(EngineReplica):
 
     async def __init__(  # type: ignore[misc]
         self,
-        settings: PrmSettings,
+        settings: Single | SeveralSettings,
         telemetry: TelemetrySettings = UNSEEN,
         log_level: str = "WARNING",
         built: Built | None = None,

@@ -244,7 +244,7 @@ def _engine_facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, in
     assert isinstance(config.prm, EngineSettings)
     facts = {}
     for role, engine, settings in (
-        ("generator", engines.generator, config.generator),
+        ("generator", engines.generator, config.generator_engine),
         ("prm", engines.scorer, config.prm),
     ):
         facts[role] = {

@@ -35,7 +35,7 @@ class MemoizedModels:
     def __init__(self, matcher: AnswerMatcher) -> None:
         config = AppConfig()
         assert isinstance(config.prm, StepHeadSettings)
-        generator, prm = Path(config.generator.model_path), Path(config.prm.model_path)
+        generator, prm = Path(config.generator_engine.model_path), Path(config.prm.model_path)
         tokenizer = AutoTokenizer.from_pretrained(generator)
         self._matcher = matcher
         self._context = config.search_context

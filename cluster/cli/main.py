@@ -1,4 +1,5 @@
-"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, check-prm, train-prm, batch."""
+"""The ``banyan`` command: serve, keys, plan, check-backend, problems, strategies, solve, tree, eval, check-prm, train-prm
+and batch."""
 
 import asyncio
 import itertools
@@ -151,6 +152,24 @@ def plan(
     with plain_failures():
         tokens = {"generator": generator_tokens} | ({} if prm_tokens is None else {"prm": prm_tokens})
         show_plan(config_file(config), memory, working, tokens, Console(file=sys.stdout))
+
+
+@app.command()
+def check_backend(
+    url: Annotated[str, typer.Argument(help="URL of a server of OpenAI's API: http://host:8000, or with /v1.")],
+    model: Annotated[
+        str | None, typer.Option(help="The server's name of the model. Unset: its only one.", show_default=False)
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the server's key.", show_default=False)
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File with that key.", show_default=False)] = None,
+) -> None:
+    """Ask a server of OpenAI's API, by small requests, what it can do for searches."""
+    from cluster.cli.check_backend import show_backend
+
+    with plain_failures():
+        show_backend(url, model, api_key_env, api_key_file, Console(file=sys.stdout))
 
 
 @app.command()

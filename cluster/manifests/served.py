@@ -87,6 +87,8 @@ SHARED = "engines"
 
 def groups_of(config: AppConfig) -> tuple[Group, ...]:
     generator, prm = config.generator, config.prm
+    if not isinstance(generator, EngineSettings):
+        raise ValueError("generator.url: no group of nodes is made for a backend; write it by hand")
     if not isinstance(prm, EngineSettings):
         raise ValueError(f"prm.family: no group of nodes is made for {prm.family}; write it by hand")
     shares = [gpus_of(generator), gpus_of(prm)]
@@ -108,7 +110,7 @@ def _group(name: str, config: AppConfig, *engines: EngineSettings) -> Group:
     if config.cache.enabled and config.generator in engines:
         memory += SERVER_GIB + math.ceil(config.cache.l1_size_gb)
         if not gpus:  # engines on a CPU show the server their KV blocks in shared memory
-            shm += math.ceil((config.generator.kv_cache_memory_bytes or CPU_KV_GIB * GIB) / GIB)
+            shm += math.ceil((config.generator_engine.kv_cache_memory_bytes or CPU_KV_GIB * GIB) / GIB)
     return Group(
         name,
         max(engine.replicas.min_replicas for engine in engines),

@@ -171,7 +171,7 @@ class _Probes:
     async def _seeds(self, sampling: Json) -> bool:
         texts = [await self._text({**sampling, "seed": seed}) for seed in (SEEDS[0], *SEEDS)]
         same, others = texts[0] == texts[1], len(set(texts[1:])) > 1
-        holds = None not in texts and same and others
+        holds = all(text is not None for text in texts) and same and others
         shown = (
             f"the same seed {'the same' if same else 'other'} text, other seeds {'others' if others else 'the same'}"
         )
@@ -179,7 +179,7 @@ class _Probes:
         return holds
 
     async def _schemas(self) -> bool:
-        schema = {"type": "object", "properties": {"word": {"enum": [WORD]}}, "required": ["word"]}
+        schema: Json = {"type": "object", "properties": {"word": {"enum": [WORD]}}, "required": ["word"]}
         schema["additionalProperties"] = False
         given = {"name": "answer", "strict": True, "schema": schema}
         extra = {"response_format": {"type": "json_schema", "json_schema": given}, self._limit: 4 * TOKENS}

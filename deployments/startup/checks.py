@@ -114,9 +114,9 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
     Where the generator thinks, its context is for the thinking that no reward model reads: then the reward model's own
     context bounds the solutions.
     """
-    prm, written = config.prm.engines[path], config.generator.max_model_len
+    prm, written = config.prm.engines[path], config.generator_engine.max_model_len
     steps = config.controller.limits.depth
-    ratio = max(1.0, token_ratio(config.generator, prm) or 1.0)
+    ratio = max(1.0, token_ratio(config.generator_engine, prm) or 1.0)
     added = prm.format_tokens(steps) if ratio > 1 or prm.critique_tokens else prm.tokens_per_step * steps
     needed = max(math.ceil(written * ratio) + added, prm.format_tokens(steps) + 1)
     reads_solutions = not config.controller.prm_reads_thinking and prm.max_model_len > prm.format_tokens(steps)
@@ -134,19 +134,19 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
 def _thinks(config: AppConfig) -> bool:
     """Whether the generator is known to think."""
     try:
-        tokenizer = _tokenizer(config.generator)
-        return tokenizer is not None and marks_of(config.generator.reasoning, tokenizer) is not None
+        tokenizer = _tokenizer(config.generator_engine)
+        return tokenizer is not None and marks_of(config.generator_engine.reasoning, tokenizer) is not None
     except ValueError:
         return False
 
 
 def _thinking_is_found(config: AppConfig) -> Iterator[str]:
     """The generator's tokenizer has the marks of ``reasoning``."""
-    if config.generator.reasoning is None:
+    if config.generator_engine.reasoning is None:
         return
     try:
-        if (tokenizer := _tokenizer(config.generator)) is not None:
-            marks_of(config.generator.reasoning, tokenizer)
+        if (tokenizer := _tokenizer(config.generator_engine)) is not None:
+            marks_of(config.generator_engine.reasoning, tokenizer)
     except ValueError as error:
         yield f"generator.reasoning: {error}"
 
@@ -154,13 +154,13 @@ def _thinking_is_found(config: AppConfig) -> Iterator[str]:
 def _rewards_are_exact(config: AppConfig) -> Iterator[str]:
     """Reward models are exact where the generator is: trees depend on both."""
     for path, prm in config.prm.engines.items():
-        if config.generator.exact and not prm.exact:
+        if config.generator_engine.exact and not prm.exact:
             yield f"prm{path}.exact: must be true with generator.exact: trees depend on rewards too"
 
 
 def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
     """A chunk is a whole number of blocks; else LMCache ends the start of the engine."""
-    block_size, chunk_size = config.generator.expected_block_size, config.cache.chunk_size
+    block_size, chunk_size = config.generator_engine.expected_block_size, config.cache.chunk_size
     if config.cache.enabled and chunk_size % block_size:
         yield f"cache.chunk_size: must be a multiple of {block_size}, the generator's block size, not {chunk_size}"
 
@@ -169,7 +169,7 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
     """The generator has a chat template. It takes a question behind the operator's prompt, and the context has room for
     one."""
     prompt = config.controller.prompt
-    if _is_shipped(config.generator) and prompt == PromptSettings():
+    if _is_shipped(config.generator_engine) and prompt == PromptSettings():
         return
     where = "generator.model" if prompt == PromptSettings() else "controller.prompt"
     system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
@@ -177,10 +177,10 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
         [*system, *prompt.example_turns, {"role": "user", "content": text}] for text in (QUESTION, OTHER_QUESTION)
     )
     try:
-        if (tokenizer := _tokenizer(config.generator)) is None:
+        if (tokenizer := _tokenizer(config.generator_engine)) is None:
             return
         encoder = ChatEncoder(tokenizer)
-        require_chat_template(encoder, config.generator)
+        require_chat_template(encoder, config.generator_engine)
         tokens = encoder.encode_chat(first)
         if tokens == encoder.encode_chat(second):
             raise ValueError("the chat template makes the same prompt from every question")

@@ -51,13 +51,14 @@ OWN = {
         "of": [{"prm": {"family": "function", "function": "a:b"}}, {"prm": {}, "scale": 0.5, "offset": -1}],
         "combine": "min",
     },
+    "none": {},
 }
 ALL: dict[str, Any] = {key: value for own in OWN.values() for key, value in own.items()}
 
 
 def prm(family: str | None, **settings: Any) -> dict[str, Any]:
     given = settings if family is None else {"family": family, **settings}
-    if family not in ("function", "execution", "several", "step_head", None):
+    if family not in ("function", "execution", "several", "none", "step_head", None):
         given["model"] = "some/model"
     return {"prm": given}
 
@@ -110,6 +111,7 @@ def test_a_family_takes_its_own_settings_and_refuses_those_of_others_by_their_pa
     [
         ({"generater": {}}, "generater", "did you mean generator?"),
         ({"generator": {"modle": "x"}}, "generator.modle", "did you mean model?"),
+        ({"generator": {"url": "http://a", "modle": "x"}}, "generator.modle", "did you mean model?"),
         ({"prm": {"max_modle_len": 1}}, "prm.max_modle_len", "did you mean max_model_len?"),
         ({"prm": {"family": "function", "function": "a:b", "functoin": 1}}, "prm.functoin", "did you mean function?"),
         ({"generator": {"replicas": {"min_replica": 1}}}, "generator.replicas.min_replica", "mean min_replicas?"),
@@ -177,6 +179,9 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (several({}), "prm.of", "at least 2 reward models"),
         (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "unknown family"),
         (several({}, {"step_tga": "m"}), "prm.of.1.prm.step_tga", "did you mean step_tag?"),
+        ({"generator": {"url": "http://a", "dtype": "auto"}}, "generator.dtype", "not together with generator.url"),
+        ({"generator": {"url": "ftp://a"}}, "generator.url", "must be http://host:port"),
+        ({"generator": {"url": "http://a"}, "controller": {"attempts": 0}}, "controller.attempts", "greater than"),
         (several({}, several({}, {})["prm"]), "prm.of.1.prm", "cannot contain another one"),
         (several({}, {"replicas": {"max_replicas": 2}}), "prm.of.1", "only num_gpus may be set"),
         (several({}, {"replicas": {"num_gpus": 0.5}}), "prm", "num_gpus must be at least 0.5"),
@@ -348,3 +353,18 @@ def test_a_card_is_read_where_settings_are_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValidationError, match=message):
             AppConfig.model_validate({"prm": wrong})
+
+
+def test_in_front_of_a_backend_searches_are_votes_unless_there_are_rewards() -> None:
+    url = {"generator": {"url": "http://a:8000/v1"}}
+    alone = AppConfig.model_validate(url)
+    assert alone.backend is not None
+    assert (alone.has_rewards, alone.engines, alone.search_context) == (False, {}, alone.generator.max_model_len)
+    searches = [alone.controller.default_search, *alone.controller.efforts.values()]
+    assert {search["strategy"] for search in searches} == {"self_consistency"}
+    own = AppConfig.model_validate({**url, "controller": {"efforts": {"low": {"strategy": "greedy"}}}}).controller
+    assert (own.efforts["low"], own.efforts["high"]["n"]) == ({"strategy": "greedy"}, 64)
+    scored = AppConfig.model_validate({**url, "prm": {"family": "function", "function": "a:b"}})
+    assert (scored.has_rewards, scored.controller.default_search["strategy"]) == (True, "beam_search")
+    assert AppConfig().backend is None
+    assert AppConfig.model_validate(alone.model_dump()) == alone

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from deployments.config import AppConfig
 from deployments.engines.rewards import BUILT_IN
+from deployments.engines.settings import GeneratorSettings
 from deployments.engines.yaml_values import BOOLEANS
 from deployments.startup.access import AccessError, changed_settings, read_user_config
 
@@ -46,7 +47,7 @@ def settings_of(model: type[BaseModel], path: tuple[str, ...], family: str | Non
     for name, field in model.model_fields.items():
         found = kinds(field.annotation)
         models = [kind for kind in found if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if len(models) == 1:
+        if len(models) == 1 or models[:1] == [GeneratorSettings]:
             yield from settings_of(models[0], (*path, name), family)
         elif name not in ("prm", "family"):
             yield Setting((*path, name), found, family)

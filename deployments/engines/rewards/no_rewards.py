@@ -12,9 +12,11 @@ class NoRewardSettings(Settings):
     """No reward model. Strategies that need rewards are refused."""
 
     family: Literal["none"] = "none"
-    card: None = None
-    max_num_seqs: None = None
     replicas: ReplicaSettings = ReplicaSettings()
+
+    @property
+    def card(self) -> None:
+        """There is nothing to measure."""
 
     @property
     def engines(self) -> "dict[str, RewardModelSettings]":

@@ -35,7 +35,7 @@ def _single(given: Any) -> Single:
 
     prm = parse_prm(given)
     if isinstance(prm, SeveralSettings | NoRewardSettings):
-        raise ValueError(f"a family several cannot contain {prm.family}")
+        raise ValueError("a family several cannot contain another one, nor none")
     if prm.card is not None:
         raise ValueError("a card may be set for all models together only: prm.card")
     return prm

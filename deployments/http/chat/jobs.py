@@ -101,7 +101,7 @@ class Jobs:
         self._live = live
         self._calls = calls
         self._context = config.generator.max_model_len
-        self._batch = 1 if config.backend else config.generator.max_num_seqs
+        self._batch = 1 if config.backend else config.generator_engine.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)

@@ -84,7 +84,7 @@ class SettingsResolver:
         """Why a search cannot be run here, beginning with the setting's name; None if it can."""
         if settings.strategy.needs_rewards and not self._has_rewards:
             return f"strategy: {settings.strategy.name} needs rewards, and there is no reward model (prm)"
-        return self._backend and self._backend.lacks(settings)
+        return self._backend.lacks(settings) if self._backend is not None else None
 
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
         """Raises BadRequest unless the strategy writes whole solutions, which the field at ``path`` needs."""

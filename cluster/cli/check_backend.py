@@ -1,0 +1,55 @@
+"""``banyan check-backend``: what a server of OpenAI's API can do for searches, by what was sent and what came back."""
+
+import asyncio
+from pathlib import Path
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from cluster.launch.errors import LaunchError
+from deployments.backends.capabilities import Capabilities, find_capabilities
+from deployments.backends.errors import BackendError
+from deployments.backends.pool import Pool
+from deployments.backends.settings import BackendSettings
+from search.ports import StopCondition
+from search.strategies.catalog import STRATEGIES
+
+HOLDS = {True: "yes", False: "no", None: "not seen"}
+
+
+def show_backend(url: str, model: str | None, key_env: str | None, key_file: Path | None, console: Console) -> None:
+    """Prints a line for each thing that the backend can do or cannot, and which strategies that leaves.
+
+    Raises:
+        LaunchError: it cannot be asked.
+    """
+    try:
+        can = asyncio.run(_found(BackendSettings(url=url, api_key_env=key_env, api_key_file=key_file), model))
+    except ValidationError as error:
+        faults = (".".join(map(str, fault["loc"])) + ": " + fault["msg"] for fault in error.errors())
+        raise LaunchError("\n".join(faults)) from None
+    except (BackendError, ValueError) as error:
+        raise LaunchError(str(error)) from None
+    table = Table("", "", "sent", "came back", title=f"{url}: {can.model}", title_justify="left")
+    for name, holds, sent, received in can.findings:
+        table.add_row(name, HOLDS[holds], sent, received)
+    console.print(table)
+    names = ", ".join(strategies(can))
+    console.print(f"Strategies: {names}; those that read rewards need a reward model (prm) beside it.")
+    if not can.seeds:
+        console.print("Without seeds no search can be repeated or resumed, and search.seed is refused.")
+
+
+def strategies(can: Capabilities) -> list[str]:
+    """The names of the strategies that the backend can do."""
+    whole = StopCondition.SOLUTION
+    return [name for name, each in STRATEGIES.items() if can.continues or each.stop_condition is whole]
+
+
+async def _found(settings: BackendSettings, model: str | None) -> Capabilities:
+    pool = Pool(settings)
+    try:
+        return await find_capabilities(pool, model)
+    finally:
+        await pool.aclose()
