@@ -15,6 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_ran
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.limits import CallLimit, MinuteLimit
 from deployments.backends.settings import BackendSettings, UrlSettings
+from deployments.backends.transport import Transport
 from deployments.backends.usage import BYTES_PER_TOKEN, Usage
 from deployments.backends.wire import Exchange, Json, ReplyLimits
 
@@ -158,10 +159,8 @@ class Pool:
         """Raises ValueError, with the setting's name, when a key or a certificate cannot be read."""
         self._settings = settings
         tls = settings.tls()
-        kept = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
         self._endpoints = [
-            _Endpoint(each, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=kept), settings.max_calls)
-            for each in settings.endpoints
+            _Endpoint(each, Transport(tls, KEEPALIVE_S), settings.max_calls) for each in settings.endpoints
         ]
         self._calls = MinuteLimit(settings.calls_per_minute)
         self._tokens = MinuteLimit(settings.tokens_per_minute)
