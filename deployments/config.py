@@ -549,7 +549,7 @@ def parse_generator(given: Any) -> GeneratorSettings | UrlGeneratorSettings:
     """
     if isinstance(given, GeneratorSettings | UrlGeneratorSettings):
         return given
-    if not isinstance(given, Mapping) or not any(given.get(name) for name in URLS):
+    if not _names_url(given):
         return GeneratorSettings.model_validate(given)
     engine = [name for name in GeneratorSettings.model_fields if name not in UrlGeneratorSettings.model_fields]
     faults = [
@@ -564,6 +564,11 @@ def parse_generator(given: Any) -> GeneratorSettings | UrlGeneratorSettings:
     if faults:
         raise ValidationError.from_exception_data("generator", faults)
     return UrlGeneratorSettings.model_validate(given)
+
+
+def _names_url(generator: Any) -> bool:
+    named = isinstance(generator, Mapping) and any(generator.get(name) for name in URLS)
+    return named or isinstance(generator, UrlGeneratorSettings)
 
 
 Generator = Annotated[
@@ -589,19 +594,18 @@ class AppConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _votes_without_rewards(cls, given: Any) -> Any:
-        """In front of a backend there is no reward model unless one is named, and without one searches are votes."""
-        generator = given.get("generator") if isinstance(given, Mapping) else None
-        is_url = isinstance(generator, UrlGeneratorSettings) or (
-            isinstance(generator, Mapping) and any(generator.get(name) for name in URLS)
-        )
-        if not is_url or given.get("prm") is not None:
+        """In front of a backend there is no reward model unless one is named. Without one searches are votes."""
+        if not isinstance(given, Mapping):
             return given
-        controller = given.get("controller") or {}
-        if isinstance(controller, Mapping):
-            efforts = controller.get("efforts") or {}
-            efforts = {**VOTES, **efforts} if isinstance(efforts, Mapping) else efforts
-            controller = {"default_search": VOTE, **controller, "efforts": efforts}
-        return {**given, "prm": NoRewardSettings(), "controller": controller}
+        prm, generator, controller = given.get("prm"), given.get("generator"), given.get("controller") or {}
+        if prm is None and _names_url(generator):
+            given = {**given, "prm": (prm := NoRewardSettings())}
+        has_none = isinstance(prm, NoRewardSettings) or (isinstance(prm, Mapping) and prm.get("family") == "none")
+        if not has_none or not isinstance(controller, Mapping):
+            return given
+        efforts = controller.get("efforts") or {}
+        efforts = {**VOTES, **efforts} if isinstance(efforts, Mapping) else efforts
+        return {**given, "controller": {"default_search": VOTE, **controller, "efforts": efforts}}
 
     @property
     def backend(self) -> UrlGeneratorSettings | None:

@@ -1,5 +1,5 @@
 """The ``banyan`` command: serve, keys, plan, check-backend, problems, strategies, solve, tree, eval, check-prm,
-train-prm and batch."""
+train-prm, batch."""
 
 import asyncio
 import itertools

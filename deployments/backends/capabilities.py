@@ -21,6 +21,12 @@ SEEDS = tuple(branch_seed(64, (), index) for index in range(4))
 """As large as those of searches: a server may take small ones only."""
 WORD = "banyan-64"
 """What a schema forces, and no model would write unasked."""
+LONG = 2048
+"""Tokens of an answer that is not waited for."""
+GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
+LOOK_S = 0.02
+SETTLE_S = 0.5
+"""Time in which a server ends a request whose connection is closed, and then for which it may not generate, seconds."""
 SHOWN = 60
 """Characters of a reply that a finding repeats."""
 
@@ -151,7 +157,7 @@ class _Probes:
             self._note("continues a final message", False, "nothing", "its answers begin with thinking")
         else:
             can = replace(can, continues=await self._continues(said), stops=await self._stops(said))
-        can = replace(can, token_ids=await self._token_ids(name))
+        can = replace(can, token_ids=await self._token_ids(name), cancels=await self._cancels(context))
         return replace(can, findings=tuple(self._found))
 
     async def _model(self, wanted: str | None) -> ServedModel:
@@ -236,6 +242,39 @@ class _Probes:
             shown = "a text alone"
         self._note("token ids", holds, "/v1/completions with token ids, return_token_ids", shown)
         return holds
+
+    async def _cancels(self, context: int | None) -> bool:
+        """Whether the server generates no more once the connection of a request is closed, by its own figures."""
+        name, sent = "ends what nobody waits for", "a long answer, its connection closed; GET /metrics"
+        longest = min(LONG, context or LONG) * 3 // 4
+        try:
+            before = await self._generated()
+        except BackendError:
+            before = None
+        if before is None:
+            self._note(name, None, sent, "no count of generated tokens")
+            return False
+        long = {"temperature": 1.0, "ignore_eos": True, self._limit: longest}
+        asking = asyncio.create_task(self._ask(long))
+        try:
+            while not asking.done() and await self._generated() == before:  # noqa: ASYNC110  # nothing tells
+                await asyncio.sleep(LOOK_S)
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+        await asyncio.sleep(SETTLE_S)
+        soon = await self._generated()
+        await asyncio.sleep(SETTLE_S)
+        later = await self._generated()
+        holds = asking.cancelled() and soon == later and (later or 0) - before < longest
+        self._note(name, holds, sent, f"{(later or 0) - before:g} tokens of {longest} were generated")
+        return holds
+
+    async def _generated(self) -> float | None:
+        """Tokens that the server has generated since its start; None if it does not tell."""
+        text = (await self._calls.get("/metrics", deadline=_deadline())).get("text", "")
+        counts = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(GENERATED)]
+        return sum(map(float, counts)) if counts else None
 
     async def _takes(self, name: str, extra: Json, holds: Callable[[Json], bool]) -> bool:
         """Whether a request with ``extra`` fields gets a reply for which ``holds``."""

@@ -169,7 +169,7 @@ class Pool:
         self._freed = asyncio.Event()
 
     async def get(self, path: str, *, deadline: float) -> Json:
-        """The object at a path. Raises BackendError."""
+        """The object at a path; of a plain text, an object with its ``text``. Raises BackendError."""
         [reply] = await self._whole(_Call("GET", path, None, deadline, streamed=False))
         return reply
 

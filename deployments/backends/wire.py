@@ -127,6 +127,9 @@ class Exchange:
 
     async def _object(self, response: httpx.Response) -> AsyncIterator[Json]:
         kind = _content_type(response)
+        if kind == "text/plain" and response.request.method == "GET":  # figures, as Prometheus reads them
+            yield {"text": b"".join([piece async for piece in self._pieces(response)]).decode("utf-8", "replace")}
+            return
         if not (kind == "application/json" or kind.endswith("+json")):
             raise self._error(Fault.INVALID, f"the reply is of type {kind[:50]!r}, not JSON")
         yield self._parsed(b"".join([piece async for piece in self._pieces(response)]))

@@ -68,6 +68,8 @@ def usage(head: Head, outcome: SearchOutcome) -> Json:
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
+    elif cost.prompt_tokens:  # by a server that encodes the prompt itself, more exactly than it was known before
+        head = head._replace(prompt_tokens=cost.prompt_tokens)
     read = head.prompt_tokens + cost.hook_tokens + cost.tool_tokens
     content_tokens = cost.answer_tokens and cost.answer_tokens - thinking_tokens(outcome, head.wanted.spell)
     return {

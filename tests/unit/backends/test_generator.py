@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from deployments.backend import BackendReplica
 from deployments.backends.capabilities import Capabilities, Continuing, find_capabilities
 from deployments.backends.generator import UrlGenerator
+from deployments.backends.settings import UrlGeneratorSettings
+from deployments.config import AppConfig
+from deployments.startup.backends import asked_backend
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, GeneratorRefused, SchemaRefused
 from search.ports import Branch, ExpandItem, ExpandRequest, Generator, Lane, Sampling, StopCondition, ThoughtRequest
@@ -218,6 +222,8 @@ async def test_the_deadline_of_a_call_is_that_of_its_requests() -> None:
             {"usage": False, "sampling": False, "token_ids": False},
             {"usage": False, "sampling": False, "token_ids": False},
         ),
+        ({"counts": True}, {"cancels": True}),
+        ({"counts": True, "ends_unheard": False}, {}),
         ({"thinks": True}, {"thinks": True, "continues": Continuing.NO, "stops": False}),
         (
             {"limit_name": "max_completion_tokens", "token_ids": False},
@@ -256,3 +262,46 @@ def test_a_search_is_refused_by_the_setting_that_the_backend_cannot_do(
     lacks = replace(ALL, **can).lacks(parse_search(settings))
     assert (lacks or "").startswith(reason or "")
     assert (lacks is None) == (reason is None)
+
+
+async def test_a_backend_is_asked_once_when_the_application_is_built() -> None:
+    async with TextModel().served() as pool:
+        [url] = [each.url for each in pool.status()]
+        given = AppConfig.model_validate({"generator": {"url": url}})
+        config, can = await asyncio.to_thread(asked_backend, given)
+        assert can == replace(ALL, tools=True, cancels=False)
+        assert (config.generator.served_name, config.search_context) == (MODEL, 2048)
+        assert given.controller == config.controller
+        beam = {
+            "generator": {"url": url},
+            "controller": {"default_search": {"strategy": "self_consistency", "top_k": 3}},
+        }
+        await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))
+        another = AppConfig.model_validate({"generator": {"url": url, "model": "another"}})
+        with pytest.raises(ValueError, match=f"generator.model: .* it has: {MODEL}"):
+            await asyncio.to_thread(asked_backend, another)
+    async with TextModel(sampling=False).served() as pool:
+        beam["generator"] = {"url": pool.status()[0].url}
+        with pytest.raises(ValueError, match=r"controller\.default_search\.top_k: "):
+            await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))
+    with pytest.raises(ValueError, match=r"generator\.url: .*unreachable"):
+        await asyncio.to_thread(asked_backend, given)
+
+
+async def test_the_replica_has_the_methods_of_a_generators_replica() -> None:
+    server = TextModel()
+    async with server.served() as pool:
+        settings = UrlGeneratorSettings(url=pool.status()[0].url, served_name="m")
+        replica = BackendReplica.__new__(BackendReplica)
+        await replica.__init__(settings, ALL)  # type: ignore[misc]  # as Serve does
+        [group] = [group async for group in replica.expand(asked(StopCondition.SOLUTION)._replace(model="m"))]
+        assert [child.index for child in group.children] == [0]
+        assert await replica.canary() > 0
+        assert await replica.check_integrity() == []
+        stats = await replica.stats()
+    assert stats["written_tokens"] == sum(step.size for child in group.children for step in child.steps)
+    assert [url["healthy"] for url in stats["urls"]] == [True]
+    with pytest.raises(GeneratorRefused, match="serves 'm'"):
+        await anext(replica.expand(asked(StopCondition.SOLUTION)._replace(model="another")))
+    with pytest.raises(GeneratorError, match="unreachable"):
+        await replica.canary()

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from deployments.backends.pool import Pool
@@ -58,6 +58,10 @@ class TextModel:
     sampling: bool = True
     token_ids: bool = True
     limit_name: str = "max_tokens"
+    ends_unheard: bool = True
+    """Whether it ends what nobody waits for."""
+    counts: bool = False
+    """Whether it tells the number of its generated tokens; an answer without end then takes its time."""
     hangs: bool = False
     """Whether replies hang after their first token."""
     refuses: str = ""
@@ -65,12 +69,14 @@ class TextModel:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     at_work: int = 0
     aborted: int = 0
+    generated: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def app(self) -> Starlette:
         routes = [
             Route("/v1/models", self._models),
+            *([Route("/metrics", self._metrics)] if self.counts else ()),
             Route("/v1/chat/completions", self._reply, methods=["POST"]),
             Route("/v1/completions", self._reply, methods=["POST"]),
         ]
@@ -90,6 +96,8 @@ class TextModel:
             return StreamingResponse(self._events(body, whole, usage), media_type="text/event-stream")
         if self.hangs:
             await self._hang(request)
+        if body.get("ignore_eos"):
+            await self._generate(request, body[self.limit_name])
         chat = "messages" in body
         choices = [
             {
@@ -115,6 +123,7 @@ class TextModel:
             *(("tools", "tool_choice") if self.tools else ()),
             *(("n",) if self.n else ()),
             *(("top_k", "min_p") if self.sampling else ()),
+            *(("ignore_eos",) if self.counts else ()),
             *(("continue_final_message", "add_generation_prompt") if self.continues == "asked" else ()),
         }
         unknown = body.keys() - known
@@ -122,7 +131,7 @@ class TextModel:
 
     def _choice(self, body: Mapping[str, Any], index: int) -> dict[str, Any]:
         limit = body.get(self.limit_name, body.get("max_tokens", 16))
-        seed = body.get("seed", len(self.bodies) * 100 + index) if body["temperature"] else 0
+        seed = body.get("seed", len(self.bodies) * 100 + index) if body.get("temperature", 1) else 0
         if body.get("response_format"):
             value = {"word": "banyan-64"}
             said = {"content": json.dumps(value)}
@@ -189,6 +198,16 @@ class TextModel:
         finally:
             self.at_work -= 1
             self.aborted += not ended
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(f'# TYPE\nvllm:generation_tokens_total{{engine="0"}} {self.generated}.0\n')
+
+    async def _generate(self, request: Request, tokens: int) -> None:
+        for _ in range(tokens):
+            self.generated += 1
+            await asyncio.sleep(0.01)
+            if self.ends_unheard and await request.is_disconnected():
+                return
 
     async def _hang(self, request: Request) -> None:
         self.at_work += 1

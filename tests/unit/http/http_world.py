@@ -19,6 +19,7 @@ from cluster.client.client import Client
 from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_record
 from deployments.admission.proxy import middlewares
+from deployments.backends.messages import MessageEncoder
 from deployments.config import AppConfig, KeyRecord
 from deployments.engines.tool_support import ToolSupport
 from deployments.http.app import create_app
@@ -274,19 +275,22 @@ class World:
         thinks = controller.pop("thinks", False)
         prm = {"prm": controller.pop("prm")} if "prm" in controller else {}
         scorer = controller.pop("scorer", None)
+        backend, generator = controller.pop("backend", None), controller.pop("generator", None)
+        url = {"url": "http://backend"} if backend else {}
+        search = {} if backend else {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}}
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
-                "generator": {"served_name": "m", "max_model_len": context},
-                "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
-                | controller,
+                "generator": {"served_name": "m", "max_model_len": context, **url},
+                "controller": {**search, "limits": limits} | controller,
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, **http},
                 **prm,
             }
         )
-        self.encoder = Letters()
-        self.encoder.marks = object() if thinks else None
-        self.generator = FakeGenerator()
+        self.encoder: Any = MessageEncoder(backend.thinks) if backend else Letters()
+        if not backend:
+            self.encoder.marks = object() if thinks else None
+        self.generator: Any = generator or FakeGenerator()
         self.scorer = scorer or FakeScorer()
         settings = self.config.controller
         self.environment = SearchEnvironment(
@@ -310,7 +314,7 @@ class World:
         if self.store is not None:
             self.store.prepare()
         self.answers = AnswerCache.of(settings.answer_cache)
-        self.jobs = Jobs(self.config, self.live, SettingsResolver.of(self.config), self.encoder, TaggedCalls())
+        self.jobs = Jobs(self.config, self.live, SettingsResolver.of(self.config, backend), self.encoder, TaggedCalls())
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
