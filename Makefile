@@ -61,6 +61,10 @@ test-models: setup-dev ## with tokenizers and weights of published models, fetch
 	scripts/models
 	$(PYTEST) tests/models $(ARGS)
 
+test-backends: setup-dev ## searches in front of servers as published: vLLM, llama.cpp, compiled first; not part of `make test`
+	scripts/backends
+	$(PYTEST) tests/backends -m '' --timeout 900 $(ARGS)
+
 NEWER_RUNNER := model_runner generation stepwise kv_clamp token_beam json_schema write_ahead scoring \
 	reward_families verification
 
@@ -116,5 +120,5 @@ lock: setup-dev ## resolve all locks again (requirements/README.md)
 	$(BIN)/python scripts/lock.py cuda $(if $(UPGRADE),--upgrade)
 
 clean: ## remove what set-up, tests and checks made
-	rm -rf .venv .venv-clients .venv-page *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-backends .venv-clients .venv-page *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

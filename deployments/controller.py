@@ -110,6 +110,7 @@ class SearchControllerReplica:
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(_encoder, config, backend), self._matcher.start(), self._solver.start()
         )
+        thinks = encoder.marks is not None if backend is None else backend.thinks
         retries, searches = Retries.of(controller), self._telemetry.searches
         suspects = Suspects(self._telemetry.found_harmful)
         pools = {
@@ -137,7 +138,7 @@ class SearchControllerReplica:
                 else None
             ),
             tool=controller.tools.python.request if controller.tools.python else None,
-            thinking_context=config.generator.max_model_len if encoder.marks else 0,
+            thinking_context=config.generator.max_model_len if thinks else 0,
             thought_is_over=encoder.thought_is_over if isinstance(encoder, ChatEncoder) else lambda prompt: False,
             scores_thinking=controller.prm_reads_thinking,
             model=config.generator.served_name,
@@ -300,6 +301,8 @@ def _encoder(config: AppConfig, backend: Capabilities | None) -> ChatEncoder | M
     """What makes prompts of chats, or passes them on to a backend that does. Raises ValueError as `_chat_encoder`."""
     if isinstance(config.generator, GeneratorSettings):
         return _chat_encoder(config.generator)
+    if config.generator.tokenizer is not None:
+        return _chat_encoder(GeneratorSettings(model=config.generator.tokenizer))
     return MessageEncoder(thinks=backend is not None and backend.thinks)
 
 

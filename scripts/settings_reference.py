@@ -64,6 +64,8 @@ class _Reference:
         """One for a node of the settings, and for each below it."""
         family = of["properties"].get("family", {}).get("const")
         title = (f"`{path}` of family `{family}`" if family else f"`{path}`") if path else "At the top"
+        if path == "generator" and "url" in of["properties"]:
+            title += " with `url`"
         yield from self.section(title, of)
         self._engine = self._engine or (of["properties"] if path == "generator" else {})
         for name, field in of["properties"].items():

@@ -12,6 +12,7 @@ from benchmarks.overload import percentiles
 from benchmarks.thesis.points import Point
 from cluster.evaluation.problem_files import EvalProblem
 from deployments.config import AppConfig
+from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.telemetry.engine_telemetry import GAUGES
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -122,7 +123,8 @@ async def measure(
             async with kv_use.sampled():
                 outcomes, took, seconds = await _run(engines, problems, point.clients, search, f"point {number}")
             after = Counted.of(engines.generator), Counted.of(engines.scorer)
-            batches = config.generator.max_num_seqs, config.prm.max_num_seqs
+            assert not isinstance(config.prm, NoRewardSettings)
+            batches = config.generator_engine.max_num_seqs, config.prm.max_num_seqs
             of = [
                 figures(growth(here, there), seconds, batch)
                 for here, there, batch in zip(before, after, batches, strict=True)

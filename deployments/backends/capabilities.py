@@ -42,6 +42,8 @@ class Continuing(StrEnum):
     """With ``continue_final_message`` (vLLM, SGLang)."""
     ALWAYS = "always"
     """Whenever the last message is the assistant's (llama.cpp, Anthropic)."""
+    TOKEN_IDS = "token_ids"
+    """By the token ids of a path, which the search has where it has the model's tokenizer."""
 
 
 class Finding(NamedTuple):
@@ -84,6 +86,17 @@ class Capabilities:
     limit_name: str = "max_tokens"
     """The field that limits the tokens of a reply."""
     findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
+
+    def with_tokenizer(self) -> "Capabilities":
+        """What it can do where prompts are token ids.
+
+        Raises:
+            ValueError: it takes none, or the model thinks: `/v1/completions` does not tell thinking apart.
+        """
+        if not self.token_ids or self.thinks:
+            why = "its model thinks" if self.thinks else "it takes and returns no token ids"
+            raise ValueError(f"of no use to the backend of {self.model!r}: {why}")
+        return replace(self, continues=Continuing.TOKEN_IDS)
 
     def lacks(self, settings: SearchSettings) -> str | None:
         """Why the backend cannot run this search; None if it can. The reason begins with a setting's name."""
@@ -189,7 +202,7 @@ class _Probes:
         schema["additionalProperties"] = False
         given = {"name": "answer", "strict": True, "schema": schema}
         extra = {"response_format": {"type": "json_schema", "json_schema": given}, self._limit: 4 * TOKENS}
-        return await self._takes("JSON schemas", extra, lambda reply: json.loads(_said(reply)[0]) == {"word": WORD})
+        return await self._takes("JSON schemas", extra, _is_held)
 
     async def _tools(self) -> bool:
         parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -278,7 +291,7 @@ class _Probes:
 
     async def _takes(self, name: str, extra: Json, holds: Callable[[Json], bool]) -> bool:
         """Whether a request with ``extra`` fields gets a reply for which ``holds``."""
-        taken = False
+        taken, shown = False, ""
         try:
             reply = await self._ask(extra)
             shown = repr(_said(reply)[0][:SHOWN])
@@ -288,8 +301,9 @@ class _Probes:
                 raise
             shown = error.message
         except (AttributeError, KeyError, TypeError, IndexError, ValueError):
-            shown = "another reply than asked for"
-        self._note(name, taken, json.dumps({key: value for key, value in extra.items() if key != "messages"}), shown)
+            shown = f"another reply than asked for: {shown}"
+        sent = json.dumps({key: value for key, value in extra.items() if key not in ("messages", self._limit)})
+        self._note(name, taken, sent[:SHOWN] + ("…" if len(sent) > SHOWN else ""), shown)
         return taken
 
     async def _text(self, extra: Json) -> str | None:
@@ -323,6 +337,12 @@ def _said(reply: Json) -> tuple[str, str]:
 
 def _is_text(reply: Json) -> bool:
     return any(_said(reply))
+
+
+def _is_held(reply: Json) -> bool:
+    """Whether the reply is what the schema allows, as far as it goes: small models may write spaces up to the limit."""
+    text = "".join(_said(reply)[0].split())
+    return bool(text) and json.dumps({"word": WORD}, separators=(",", ":")).startswith(text)
 
 
 def _has_logprobs(reply: Json) -> bool:

@@ -30,7 +30,6 @@ class MessageEncoder:
     template_variables: frozenset[str] = frozenset()
     tool_support = NoTools()
     tool_parser = None
-    takes_chats = True
 
     def __init__(self, thinks: bool) -> None:
         """``thinks``: whether the backend tells the model's thinking apart."""

@@ -187,6 +187,12 @@ class UrlGeneratorSettings(BackendSettings):
     model: str | None = Field(
         None, min_length=1, description="The server's name of the model. Unset: the only one that it has."
     )
+    tokenizer: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory or hub id of the model's tokenizer. With it prompts and paths are sent as token ids, to "
+        "servers that take and return them (vLLM): paths continue exactly, and prompts are made as for an engine.",
+    )
     served_name: str = Field("", description="Model name at the HTTP endpoint. Empty: the server's name of it.")
     step_delimiter: Delimiter = Field(
         "\n\n", min_length=1, description="Text that ends a reasoning step; it stays part of the step."

@@ -493,7 +493,7 @@ class RequestQueue:
         for request in requests:
             if request.ending is None:
                 self.end(request, Ending.ABORTED)
-            else:
+            elif request.ending is Ending.FINISHED:  # what an aborted one has written is discarded by its abort
                 request.discard(request.output)
         return alive
 

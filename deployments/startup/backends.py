@@ -40,10 +40,14 @@ def asked_backend(config: AppConfig) -> tuple[AppConfig, Capabilities | None]:
 async def _found(settings: UrlGeneratorSettings) -> Capabilities:
     pool = Pool(settings)
     try:
-        return await find_capabilities(pool, settings.model)
+        can = await find_capabilities(pool, settings.model)
     except BackendError as error:
         raise ValueError(f"generator.url: {error}") from None
     except ValueError as error:
         raise ValueError(f"generator.model: {error}") from None
     finally:
         await pool.aclose()
+    try:
+        return can if settings.tokenizer is None else can.with_tokenizer()
+    except ValueError as error:
+        raise ValueError(f"generator.tokenizer: {error}") from None

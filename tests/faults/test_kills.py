@@ -4,7 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -60,14 +60,17 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
             kill((rng.choice(victim.engine) if engine else victim.process).pid)
             until(lambda victim=victim: is_replaced(victim), f"a replica takes the place of {victim}", REPAIR_S)
             kills.append(Kill(f"{victim.deployment}'s {'engine' if engine else 'replica'}", began, time.monotonic()))
+            # A controller cannot tell a kill from a crash. By the eighth request that it blames, it would refuse all.
+            whole.in_replicas("SearchController", forget_suspects)
     outcomes = load.outcomes
     for each in kills:
         print(each.report(outcomes))
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}, {len(kills)} kills")
     assert all(each.is_typed for each in outcomes), failures(outcomes, lambda each: each.is_typed)
-    # A kill makes suspects, and one that hits a suspect again, alone at its engine, is proof enough.
+    # A kill makes suspects, and one that hits a suspect again, alone at its engine, is proof enough. Until it is
+    # forgotten, the same question is refused.
     blamed = [each for each in outcomes if each.status == 500 and each.body["error"]["code"] == "engine_ended_twice"]
-    assert len(blamed) < max(len(kills), 1)
+    assert sum("this request" in each.body["error"]["message"] for each in blamed) <= len(kills)
     outcomes = [each for each in outcomes if each not in blamed]
     answered = [each for each in outcomes if each.is_whole]
     assert all(each.tree == undisturbed[each.index].tree for each in answered), "a kill changed a tree"
@@ -77,6 +80,12 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
     whole.wait_until_whole()
     until(lambda: not running(descendants), "processes below killed replicas have ended", 60.0)
     assert_none_unused(before)
+
+
+def forget_suspects(controller: Any) -> None:
+    suspects = controller._service.suspects
+    suspects._harmful.clear()
+    suspects._suspected.clear()
 
 
 def is_replaced(victim: Replica) -> bool:

@@ -95,7 +95,8 @@ def aim(case: Case) -> None:
     if not body.get("stream"):
         body.pop("stream_options", None)
     if isinstance(body.get("messages"), list) and body["messages"]:
-        body["messages"] = [{"role": each["role"], "content": each["content"]} for each in body["messages"]]
+        # An assistant's message with calls needs no content.
+        body["messages"] = [{"role": each["role"], "content": each.get("content")} for each in body["messages"]]
         body["messages"][-1] = {"role": "user", "content": QUESTION}
     if "input" in body:
         body["input"] = QUESTION

@@ -653,6 +653,21 @@ def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock:
     assert engine.queue.demand == 3
 
 
+def test_what_demand_ended_is_not_counted_again_when_the_rest_is_given_up(clock: Clock) -> None:
+    engine = Engine(clock)
+    first_call(engine, branches=8)
+    begun: list[EngineRequest] = []
+    while started := engine.start():
+        begun += started
+        engine.step()
+    demand = [engine.submit() for _ in range(3)]
+    assert engine.start() == demand
+    assert engine.book.counts["ahead_unused_tokens"] == 3, "one token each"
+    Call(engine).begin()
+    assert engine.ahead == []
+    assert engine.book.counts["ahead_unused_tokens"] == len(begun)
+
+
 def test_on_a_gpu_children_are_begun_beside_a_few_requests_in_demand(clock: Clock) -> None:
     engine = Engine(clock, device=CPU._replace(beside=2))
     first_call(engine, branches=2)

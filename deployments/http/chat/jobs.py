@@ -94,14 +94,16 @@ class Jobs:
         config: AppConfig,
         live: LiveSettings,
         resolver: SettingsResolver,
-        encoder: Encoder,
+        encoder: Encoder | MessageEncoder,
         calls: ReadCalls | None = None,
     ) -> None:
-        """``calls``: reads the model's tool calls; None: nothing does."""
+        """``encoder``: a `MessageEncoder` where the generator encodes chats itself. ``calls``: reads the model's tool
+        calls; None: nothing does."""
         self._live = live
         self._calls = calls
         self._context = config.generator.max_model_len
-        self._batch = 1 if config.backend else config.generator_engine.max_num_seqs
+        self._is_backend = config.backend is not None
+        self._batch = 1 if self._is_backend else config.generator_engine.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
         self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
@@ -113,8 +115,6 @@ class Jobs:
         self._keeps = config.controller.store.path is not None
         self._resolver = resolver
         self._encoder = encoder
-        self._messages = encoder if isinstance(encoder, MessageEncoder) else None
-        """Where the generator encodes chats itself."""
         self.unknown_fields = config.http.unknown_fields
         """What becomes of unknown fields of a request."""
 
@@ -130,7 +130,7 @@ class Jobs:
             BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
-        if self._messages is not None and request.offered:
+        if isinstance(self._encoder, MessageEncoder) and request.offered:
             raise BadRequest(NO_BACKEND_TOOLS, "tools", "unsupported_parameter")
         check_tools(request, now, self._encoder)
         tools = [tool.shown for tool in request.offered]
@@ -158,8 +158,8 @@ class Jobs:
             chat, kwargs = turns(asked, now.prompt), self._template_kwargs(request, settings)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
-            if self._messages is not None:
-                prompt, open_thought = self._messages.prompt(chat, request.prefill, longest), ""
+            if isinstance(self._encoder, MessageEncoder):
+                prompt, open_thought = self._encoder.prompt(chat, request.prefill, longest), ""
             else:
                 ids = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
                 prompt = Prompt((*ids, *written))
@@ -300,7 +300,7 @@ class Jobs:
             BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
-        if self._messages is not None:
+        if self._is_backend:
             raise BadRequest(NO_TOKEN_BEAM, None, "unsupported_value")
         given = body.prompts()
         limits = self._limits(key)

@@ -26,6 +26,7 @@ from tests.unit.backends.text_model import DELIMITER, MODEL, LocalModel, TextMod
 from tests.unit.search.search_fakes import FakeScorer
 
 CHAT = json.dumps([{"role": "user", "content": "How much is it?"}])
+PROMPT = Prompt(messages=CHAT, counted=7)
 ALL = Capabilities(
     MODEL,
     2048,
@@ -43,13 +44,13 @@ ALL = Capabilities(
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 3, "max_step_tokens": 12, "max_depth": 6}
 
 
-async def searched(generator: Generator, settings: dict[str, Any], **options: Any) -> SearchOutcome:
+async def searched(
+    generator: Generator, settings: dict[str, Any], prompt: Prompt = PROMPT, **options: Any
+) -> SearchOutcome:
     matcher = AnswerMatcher()
     try:
         environment = SearchEnvironment(generator, FakeScorer(), 2048, matcher)
-        return await run_search(
-            "?", Prompt(messages=CHAT, counted=7), parse_search(settings), environment, search_id="s", **options
-        )
+        return await run_search("?", prompt, parse_search(settings), environment, search_id="s", **options)
     finally:
         matcher.close()
 
@@ -158,6 +159,19 @@ async def test_token_ids_of_a_step_are_those_that_the_backend_wrote() -> None:
     assert "".join(map(chr, step.token_ids)) == step.text
     assert step.counted is None
     assert step.logprob is not None
+
+
+async def test_a_tree_of_token_ids_goes_on_behind_the_ids_that_the_backend_wrote() -> None:
+    prompt = tuple(map(ord, "How much?"))
+    server, can = TextModel(continues=""), replace(ALL, continues=Continuing.NO).with_tokenizer()
+    async with server.served() as pool:
+        outcome = await searched(UrlGenerator(pool, can), BEAM, prompt=Prompt(prompt))
+    nodes = [node for node in outcome.tree.nodes if node.step]
+    assert max(node.depth for node in nodes) > 1
+    assert all("".join(map(chr, node.token_ids)) == node.text for node in nodes)
+    # Blank steps are asked for again behind what is blank.
+    paths = {f"How much?{node.text}".rstrip("\n") for node in (outcome.tree.root, *nodes)}
+    assert {"".join(map(chr, body["prompt"])).rstrip("\n") for body in server.bodies} <= paths
 
 
 async def test_log_probabilities_are_those_of_each_steps_tokens() -> None:
@@ -277,10 +291,17 @@ async def test_a_backend_is_asked_once_when_the_application_is_built() -> None:
             "controller": {"default_search": {"strategy": "self_consistency", "top_k": 3}},
         }
         await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))
+        tokens = {"generator": {"url": url, "tokenizer": "some/model"}}
+        _, can = await asyncio.to_thread(asked_backend, AppConfig.model_validate(tokens))
+        assert can is not None
+        assert can.continues is Continuing.TOKEN_IDS
         another = AppConfig.model_validate({"generator": {"url": url, "model": "another"}})
         with pytest.raises(ValueError, match=f"generator.model: .* it has: {MODEL}"):
             await asyncio.to_thread(asked_backend, another)
-    async with TextModel(sampling=False).served() as pool:
+    async with TextModel(sampling=False, token_ids=False).served() as pool:
+        tokens["generator"]["url"] = pool.status()[0].url
+        with pytest.raises(ValueError, match=r"generator\.tokenizer: .*no token ids"):
+            await asyncio.to_thread(asked_backend, AppConfig.model_validate(tokens))
         beam["generator"] = {"url": pool.status()[0].url}
         with pytest.raises(ValueError, match=r"controller\.default_search\.top_k: "):
             await asyncio.to_thread(asked_backend, AppConfig.model_validate(beam))

@@ -231,7 +231,7 @@ class TextModel:
         while not server.started:
             await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
-        pool = Pool(BackendSettings(url=f"http://127.0.0.1:{port}", attempts=1))
+        pool = Pool(BackendSettings(url=f"http://127.0.0.1:{port}", attempts=1, connect_s=30))
         try:
             yield pool
         finally:

@@ -1,0 +1,75 @@
+"""Servers as published, started once each, that Banyan searches in front of."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.engines.settings import EMBEDDED_MODELS
+
+START_S = 240.0
+
+
+@contextmanager
+def started(command: list[str], port: int, path: str, log: Path, **environment: str) -> Iterator[str]:
+    """The URL of a server, once it answers at ``path``."""
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+    try:
+        deadline = time.monotonic() + START_S
+        while not _answers(url + path):
+            if server.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the server did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as unbound:
+        unbound.bind(("127.0.0.1", 0))
+        port: int = unbound.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="session")
+def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What ``vllm serve`` runs, with the embedded generator on a CPU."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(EMBEDDED_MODELS / "generator"), "--served-model-name", "arithmetic"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "64"]
+    command += ["--dtype", "float32", "--enforce-eager", "--block-size", "32"]
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    with started(command, port, "/health", log, VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server of llama-cpp-python with a published GGUF, where ``make test-backends`` has put both."""
+    python, models = Path(".venv-backends/bin/python"), sorted(Path(".venv-backends").glob("*.gguf"))
+    if not (python.exists() and models):
+        pytest.skip("llama-cpp-python and a GGUF are not installed: make test-backends")
+    port = free_port()
+    command = [str(python), "-m", "llama_cpp.server", "--model", str(models[0]), "--model_alias", "smollm2"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", "2048"]
+    with started(command, port, "/v1/models", tmp_path_factory.mktemp("llama") / "log") as url:
+        yield url
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,151 @@
+"""Searches in front of servers as published, and the same searches on an engine in this process."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.backends.capabilities import Capabilities, Continuing, find_capabilities
+from deployments.backends.generator import UrlGenerator
+from deployments.backends.pool import Pool
+from deployments.backends.settings import BackendSettings
+from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
+from search.answers.equivalence import AnswerMatcher
+from search.ports import Branch, ExpandItem, ExpandRequest, Generator, Lane, Sampling, StopCondition
+from search.prompt import Prompt
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+from tests.unit.search.search_fakes import FakeScorer
+
+PROBLEMS = [problem.text for problem in itertools.islice(draw_problems(Split.TEST, seed=64), 6)]
+VOTE = {"strategy": "self_consistency", "n": 8, "seed": 7}
+BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 7}
+
+
+@asynccontextmanager
+async def backend(url: str) -> AsyncIterator[tuple[Pool, Capabilities]]:
+    pool = Pool(BackendSettings(url=url))
+    try:
+        yield pool, await find_capabilities(pool)
+    finally:
+        await pool.aclose()
+
+
+def chat(question: str) -> str:
+    return json.dumps([{"role": "user", "content": question}])
+
+
+async def searched(
+    generator: Generator, prompt: Prompt, settings: dict[str, Any], question: str, matcher: AnswerMatcher
+) -> SearchOutcome:
+    environment = SearchEnvironment(generator, FakeScorer(), 1024, matcher)
+    return await run_search(question, prompt, parse_search(settings), environment, search_id="s")
+
+
+def texts(outcome: SearchOutcome) -> list[tuple[Any, ...]]:
+    return sorted((node.id, node.step.text, node.step.end) for node in outcome.tree.nodes if node.step)
+
+
+async def test_vllm_votes_and_grows_trees_as_an_engine_in_this_process(vllm_url: str) -> None:
+    from deployments.engines.generation import GenerationEngine
+
+    engine = GenerationEngine(GeneratorSettings(model=str(EMBEDDED_MODELS / "generator")))
+    await engine.start()
+    matcher = AnswerMatcher()
+    try:
+        async with backend(vllm_url) as (pool, can):
+            generator = UrlGenerator(pool, can)
+            for settings, question in itertools.product((VOTE, BEAM), PROBLEMS):
+                far = await searched(
+                    generator, Prompt(messages=chat(question), counted=40), settings, question, matcher
+                )
+                prompt = Prompt(tuple(engine.encode_chat([{"role": "user", "content": question}])))
+                near = await searched(engine, prompt, settings, question, matcher)
+                assert texts(far) == texts(near)
+                assert far.selection.answer == near.selection.answer
+                assert far.cost.generated_tokens == near.cost.generated_tokens
+                assert far.cost.prompt_tokens == prompt.size
+                assert far.cost.estimated_branches == 0
+    finally:
+        matcher.close()
+        engine.shutdown()
+
+
+async def test_what_vllm_can_do(vllm_url: str) -> None:
+    async with backend(vllm_url) as (_, can):
+        pass
+    assert can == Capabilities(
+        "arithmetic",
+        1024,
+        Continuing.ASKED,
+        token_ids=True,
+        stops=True,
+        seeds=True,
+        logprobs=True,
+        schemas=True,
+        tools=False,  # without --tool-call-parser
+        n=True,
+        usage=True,
+        sampling=True,
+        cancels=True,
+    )
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_vllm_ends_what_a_closed_call_asked_for(vllm_url: str, streamed: bool) -> None:
+    async with backend(vllm_url) as (pool, can), httpx.AsyncClient(base_url=vllm_url) as metrics:
+
+        async def running() -> float:
+            lines = (await metrics.get("/metrics")).text.splitlines()
+            return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
+
+        calls = UrlGenerator(pool, can if not streamed else _streaming(can))
+        branches = tuple(Branch(index, index, 900) for index in range(8))
+        # At this temperature the model hardly ever ends.
+        item, hot = ExpandItem((), (), branches, messages=chat(PROBLEMS[0])), Sampling(temperature=2.0)
+        stream = calls.expand(ExpandRequest("s", (item,), hot, StopCondition.SOLUTION, Lane.DEMAND, 60.0))
+        first = asyncio.ensure_future(anext(stream))
+        async with asyncio.timeout(30):
+            while not await running():
+                await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait({first})
+        await stream.aclose()
+        assert calls.running == 0
+        before = await pool.get("/metrics", deadline=asyncio.get_running_loop().time() + 10)
+        async with asyncio.timeout(10):
+            while (now := await pool.get("/metrics", deadline=asyncio.get_running_loop().time() + 10)) != before:
+                before = now
+                await asyncio.sleep(0.5)
+
+
+async def test_llama_cpp_votes(llama_cpp_url: str) -> None:
+    matcher = AnswerMatcher()
+    try:
+        async with backend(llama_cpp_url) as (pool, can):
+            settings = {"strategy": "self_consistency", "n": 4, "max_path_tokens": 24}
+            settings |= {"seed": 7} if can.seeds else {}
+            question = "What is 2 + 3?"
+            prompt = Prompt(messages=chat(question), counted=40)
+            outcomes = [await searched(UrlGenerator(pool, can), prompt, settings, question, matcher) for _ in range(2)]
+    finally:
+        matcher.close()
+    assert (can.model, can.usage) == ("smollm2", True)
+    first, again = outcomes
+    assert len(first.tree.terminals) + first.tree.repeated == 4
+    if can.seeds:
+        assert texts(first) == texts(again)
+
+
+def _streaming(can: Capabilities) -> Capabilities:
+    from dataclasses import replace
+
+    return replace(can, cancels=False)
