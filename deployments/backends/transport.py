@@ -45,6 +45,11 @@ class Transport(httpx.AsyncBaseTransport):
         if self._session is not None:
             await self._session.close()
 
+    def __del__(self) -> None:
+        """A process that ends closes its connections by ending, and need not be told."""
+        if self._session is not None:
+            self._session.detach()
+
 
 class _Stream(httpx.AsyncByteStream):
     """The body of a reply."""
