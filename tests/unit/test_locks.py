@@ -79,12 +79,18 @@ def test_nothing_that_serving_needs_is_among_the_tools(project: dict[str, Any], 
 
 def test_requirements_are_followed_through_extras_and_markers(closure: Closure) -> None:
     requires_dist = {
-        "app": ["web[fast]>=1", 'tool; extra == "dev"', 'other; platform_system == "Other"'],
+        "app": [
+            "web[fast]>=1",
+            'tool; extra == "dev"',
+            'app[dev]; extra == "all"',
+            'other; platform_system == "Other"',
+        ],
         "web": ['speed; extra == "fast"', 'slow; extra == "slow"', "App"],
         **{name: [] for name in ("tool", "other", "speed", "slow")},
     }
     assert closure(["app"], requires_dist) == {"app", "web", "speed"}
-    assert closure(["app[dev]"], requires_dist) == {"app", "web", "speed", "tool"}
+    for extra in ("dev", "all"):  # an extra of its own may ask for another one
+        assert closure([f"app[{extra}]"], requires_dist) == {"app", "web", "speed", "tool"}
     assert closure(["app", "web[slow]", "left-out"], requires_dist) == {"app", "web", "speed", "slow"}
 
 
