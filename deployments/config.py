@@ -22,8 +22,9 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from deployments.backends.settings import VOTE, UrlGeneratorSettings
-from deployments.engines.rewards import PrmSettings, execution_of
+from deployments.backends.prm_settings import AnyPrmSettings, UrlPrmSettings
+from deployments.backends.settings import VOTE, BackendSettings, UrlGeneratorSettings
+from deployments.engines.rewards import execution_of
 from deployments.engines.rewards.execution import ExecutionSettings
 from deployments.engines.rewards.no_rewards import NoRewardSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
@@ -44,6 +45,7 @@ from search.answers.extraction import extract_answer
 from search.answers.programs import program_answer
 from search.budget import MAX_SECONDS, Budget
 from search.ports import ToolRequest
+from search.run.bill import Prices
 from search.run.environment import AnswerExtractor, Fallback
 from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
@@ -580,7 +582,7 @@ class AppConfig(Settings):
     """All settings of an application, under ``args`` of ``serve_config.yaml``."""
 
     generator: Generator = GeneratorSettings()
-    prm: PrmSettings = StepHeadSettings()
+    prm: AnyPrmSettings = StepHeadSettings()
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
@@ -624,9 +626,15 @@ class AppConfig(Settings):
         return not isinstance(self.prm, NoRewardSettings)
 
     @property
+    def prices(self) -> Prices:
+        """What the tokens of models cost that other servers serve."""
+        models = (self.generator, self.prm)
+        return Prices(*(each.token_price if isinstance(each, BackendSettings) else None for each in models))
+
+    @property
     def execution(self) -> ExecutionSettings | None:
         """Settings of the verifier that runs programs; None if there is none."""
-        return execution_of(self.prm)
+        return None if isinstance(self.prm, UrlPrmSettings) else execution_of(self.prm)
 
     @property
     def search_context(self) -> int:

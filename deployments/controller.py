@@ -141,6 +141,7 @@ class SearchControllerReplica:
             thinking_context=config.generator.max_model_len if thinks else 0,
             thought_is_over=encoder.thought_is_over if isinstance(encoder, ChatEncoder) else lambda prompt: False,
             scores_thinking=controller.prm_reads_thinking,
+            prices=config.prices,
             model=config.generator.served_name,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)

@@ -2,6 +2,7 @@
 
 from ray import serve
 
+from deployments.backends.prm_settings import UrlPrmSettings
 from deployments.calls.envelope import FIRST_ATTEMPT, Envelope
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards.several import Scorer, SeveralSettings, Single, scorer_of
@@ -21,7 +22,7 @@ class PrmReplica(EngineReplica):
 
     async def __init__(  # type: ignore[misc]
         self,
-        settings: Single | SeveralSettings,
+        settings: Single | SeveralSettings | UrlPrmSettings,
         telemetry: TelemetrySettings = UNSEEN,
         log_level: str = "WARNING",
         built: Built | None = None,
@@ -35,7 +36,7 @@ class PrmReplica(EngineReplica):
         if built:
             built.check([*settings.engines.values()])
         self._telemetry = EngineTelemetry(telemetry, log_level)
-        self._engine = scorer_of(settings)
+        self._engine = _scorer_of(settings)
         await self._start(settings.max_num_seqs)
 
     async def score(self, request: ScoreRequest, envelope: Envelope = FIRST_ATTEMPT) -> RewardRows:
@@ -44,5 +45,13 @@ class PrmReplica(EngineReplica):
             return await self._engine.score(request, envelope.alone)
 
 
+def _scorer_of(settings: Single | SeveralSettings | UrlPrmSettings) -> Scorer:
+    if not isinstance(settings, UrlPrmSettings):
+        return scorer_of(settings)
+    from deployments.backends.scorer import UrlScorer  # only where there is a URL
+
+    return UrlScorer(settings)
+
+
 ProcessRewardModel = serve.deployment(name="ProcessRewardModel", **ENGINE_DEPLOYMENT)(PrmReplica)
-"""Set the replica options with ``options``, then bind it with ``PrmSettings``."""
+"""Set the replica options with ``options``, then bind it with the settings of a reward model."""

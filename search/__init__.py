@@ -33,6 +33,7 @@ from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
 from search.errors import (
     BudgetTooSmall,
+    ContextsUnavailable,
     GeneratorError,
     HookError,
     LimitReached,
@@ -57,6 +58,7 @@ from search.ports import (
 from search.prompt import Prompt
 from search.run.environment import Fallback, SearchEnvironment
 from search.run.report import (
+    ContextStarted,
     RoundStarted,
     SearchCost,
     SearchEvent,
@@ -72,7 +74,7 @@ from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
-from search.tree import Node, NodeStatus, Prefill, SearchTree, Step, StepEnd
+from search.tree import Node, NodeStatus, Prefill, Reading, SearchTree, Step, StepEnd
 
 __all__ = [
     "END_PATH",
@@ -83,6 +85,8 @@ __all__ = [
     "BudgetTooSmall",
     "Child",
     "ChildGroup",
+    "ContextStarted",
+    "ContextsUnavailable",
     "EndPath",
     "ExpandItem",
     "ExpandRequest",
@@ -99,6 +103,7 @@ __all__ = [
     "Prefill",
     "Prompt",
     "PromptTooLong",
+    "Reading",
     "RoundStarted",
     "Sampling",
     "ScoreItem",

@@ -31,8 +31,8 @@ class Budget(BaseModel):
     # The cap of ``tokens`` bounds what it leaves for generated tokens.
     total_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap(None)] | None = Field(
         default=None,
-        description="Maximum number of tokens of the prompt and generated tokens together. A search is refused before "
-        "it starts if its first round might not fit.",
+        description="Maximum number of tokens of prompts, those that show solutions included, and generated tokens "
+        "together. A search is refused before it starts if its first round might not fit.",
     )
     nodes: Annotated[int, Field(ge=1, le=MAX_NODES), Cap("nodes")] | None = Field(
         default=None, description="Maximum number of nodes in the tree."
@@ -47,13 +47,11 @@ class Budget(BaseModel):
         "0: no thinking.",
     )
 
-    def generated(self, prompt_tokens: int) -> "Budget":
-        """The budget of a search with such a prompt, without ``total_tokens``."""
+    def behind(self, prompt_tokens: int) -> "Budget":
+        """The budget of a search behind such a prompt: ``total_tokens`` are those that are left."""
         if self.total_tokens is None:
             return self
-        left = max(1, self.total_tokens - prompt_tokens)
-        tokens = left if self.tokens is None else min(left, self.tokens)
-        return self.model_copy(update={"tokens": tokens, "total_tokens": None})
+        return self.model_copy(update={"total_tokens": max(1, self.total_tokens - prompt_tokens)})
 
 
 @dataclass
@@ -89,7 +87,9 @@ class BudgetMeter:
     """Tracks the use of one search's budget. ``clock`` returns seconds; time counts from construction."""
 
     def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tokens = Limit(LimitKind.TOKENS, math.inf if budget.tokens is None else budget.tokens)
+        self._generated = math.inf if budget.tokens is None else budget.tokens
+        self._total = math.inf if budget.total_tokens is None else budget.total_tokens
+        self.tokens = Limit(LimitKind.TOKENS, min(self._generated, self._total))
         self.nodes = Limit(LimitKind.NODES, math.inf if budget.nodes is None else budget.nodes)
         self._seconds = math.inf if budget.seconds is None else budget.seconds
         self._clock = clock
@@ -101,6 +101,11 @@ class BudgetMeter:
     def seconds(self) -> Limit:
         """The wall clock as of now."""
         return Limit(LimitKind.SECONDS, self._seconds, self._clock() - self._start)
+
+    def read(self, tokens: int) -> None:
+        """Charges ``total_tokens`` with a further prompt of this length; a negative one gives it back."""
+        self._total -= tokens
+        self.tokens.limit = min(self._generated, self._total)
 
     def reserve(self, asked: Sequence[Cost], kept: Cost = NOTHING, least_tokens: int = 1) -> list[Cost]:
         """Reserves for as many of the branches in ``asked`` as the budget allows, in order.

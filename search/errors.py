@@ -11,6 +11,7 @@ SearchError             a search cannot go on
 ├── HarmfulRequest      the request ended two engines
 ├── HookError           the step hook failed (kind)
 ├── PromptTooLong       the prompt fills the generator's context
+├── ContextsUnavailable the strategy reads solutions, and nothing composes their prompts
 ├── BudgetTooSmall      the search might not fit into its budget.total_tokens; nothing was spent
 └── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
 
@@ -81,6 +82,16 @@ class HookError(SearchError):
 
 class PromptTooLong(SearchError):
     """The prompt leaves no room in the generator's context for a single token."""
+
+
+class ContextsUnavailable(SearchError):
+    """The strategy has the model read solutions, and there is nothing to compose such prompts with."""
+
+    def __init__(self, strategy: str) -> None:
+        super().__init__(strategy)
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} has the model read solutions: the prompts for it cannot be composed here"
 
 
 class BudgetTooSmall(SearchError):

@@ -5,10 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from search.tree import (
     COMPLETE,
+    FIRST_CONTEXT,
+    ContextNode,
     ExpansionRequest,
     HookEffect,
     Node,
@@ -19,16 +21,19 @@ from search.tree import (
     Step,
     StepEnd,
     Thought,
+    TreeError,
+    context_id,
 )
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION, CONTEXTS_VERSION = 2, 3
+"""The version of a tree, and that of a tree with contexts, which readers of version 2 cannot take for one."""
 MAX_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
 """Largest absolute log-probability of a step in a ``TreeView``, nats: far beyond any real text, and sums stay
 finite."""
 SCORED = COMPLETE | {NodeStatus.REPEATED}
 """The statuses of a node that may have a reward."""
-Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=MAX_SAVED_NODES)]
+Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=FIRST_CONTEXT + MAX_SAVED_NODES)]
 
 
 def logprob_as_json(logprob: float | None) -> float | str | None:
@@ -73,9 +78,18 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
 
     ``given_back`` are the ids of children that were given back, ``prefill_rewards`` the rewards of the prefill's steps,
     present only if there are any. ``open_thought`` is the mark of the thought in which all paths begin, present only if
-    there is one. ``TreeView`` reads this format.
+    there is one. ``contexts`` are those of the tree by round and id, present (and ``version`` 3) only if there are any:
+    each with its ``id``, with which the ids of the nodes below it begin; ``sources``, the last nodes of the paths that
+    it shows, in order; its ``template`` and ``note``; ``prompt_tokens``; the ``digest`` of its prompt; and how
+    many further sources it left ``unread``, because there was no room for them.
+    ``TreeView`` reads this format.
     """
-    return {"version": SNAPSHOT_VERSION, "nodes": list(nodes_as_json(tree)), **rest_as_json(tree)}
+    return {"version": version_of(tree), "nodes": list(nodes_as_json(tree)), **rest_as_json(tree)}
+
+
+def version_of(tree: SearchTree) -> int:
+    """The version in which a tree is written."""
+    return CONTEXTS_VERSION if tree.contexts else SNAPSHOT_VERSION
 
 
 def rest_as_json(tree: SearchTree) -> dict[str, Any]:
@@ -85,6 +99,8 @@ def rest_as_json(tree: SearchTree) -> dict[str, Any]:
         rest["prefill_rewards"] = list(tree.root.prefill_rewards)
     if tree.open_thought:
         rest["open_thought"] = tree.open_thought
+    if tree.contexts:
+        rest["contexts"] = [SavedContext.of(context).model_dump(mode="json") for context in by_round(tree.contexts)]
     return rest
 
 
@@ -92,7 +108,7 @@ def given_back(tree: SearchTree) -> list[NodeId]:
     """The ids of the children that were given back, in order. Visits every node: too slow for decisions."""
     if not tree.given_back:
         return []
-    return sorted((*node.id, index) for node in (tree.root, *tree.nodes) for index in node.given_back)
+    return sorted((*node.id, index) for node in (tree.root, *tree.contexts, *tree.nodes) for index in node.given_back)
 
 
 def replay_of(tree: SearchTree) -> SearchTree:
@@ -105,14 +121,28 @@ def replay_of(tree: SearchTree) -> SearchTree:
 
 def nodes_as_json(tree: SearchTree) -> Iterator[dict[str, Any]]:
     """The nodes of ``tree_as_json``, one at a time."""
-    stack = [tree.root]
+    stack, contexts = [tree.root], _by_first_source(tree)
     while stack:
         node = stack.pop()
-        if node is not tree.root:
+        if node.parent is not None:
             yield _node_as_json(node)
         # In the order of ids: lookaheads have negative indices, so they go on the stack last.
+        stack += contexts.get(node, ())
         stack += [node.children[index] for index in sorted(node.children, reverse=True)]
         stack += [node.lookaheads[index] for index in sorted(node.lookaheads, reverse=True)]
+
+
+def by_round(contexts: Iterable[ContextNode]) -> list[ContextNode]:
+    """Contexts behind those whose paths they read, in an order that does not depend on arrival."""
+    return sorted(contexts, key=lambda context: (context.round, context.id))
+
+
+def _by_first_source(tree: SearchTree) -> dict[Node, list[ContextNode]]:
+    """The contexts by the node whose id theirs begins with, the last ones first."""
+    contexts: defaultdict[Node, list[ContextNode]] = defaultdict(list)
+    for context in sorted(tree.contexts, key=lambda each: each.id, reverse=True):
+        contexts[context.reading.sources[0]].append(context)
+    return contexts
 
 
 class HookView(BaseModel):
@@ -194,6 +224,11 @@ class NodeView(BaseModel):
         """Whether this node or one above it is a lookahead: part of no path that the search itself grew."""
         return min(self.id) < 0
 
+    @property
+    def reads(self) -> bool:
+        """Whether it belongs to a context: its prompt is not the question's."""
+        return max(self.id) >= FIRST_CONTEXT
+
 
 class WrittenNode(NodeView):
     """A node of ``tree_as_json`` with all its fields."""
@@ -205,13 +240,70 @@ class WrittenNode(NodeView):
     """Present with ``token_ids``, one for each."""
 
 
+class SavedContext(BaseModel):
+    """A context of a saved tree, and in ``tree_as_json``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: Annotated[tuple[Index, ...], Field(min_length=2)]
+    sources: Annotated[list[tuple[Index, ...]], Field(min_length=1, max_length=MAX_SAVED_NODES)]
+    """Ids of the nodes that it shows, in order."""
+    template: str
+    note: str = ""
+    prompt_tokens: int = Field(ge=0, le=1 << 31)
+    digest: str
+    """Digest of the prompt."""
+    unread: int = Field(0, ge=0, le=MAX_SAVED_NODES)
+    """Number of further sources that were left out because the context length has no room for them."""
+
+    @model_validator(mode="after")
+    def _begins_with_its_first_source(self) -> Self:
+        if self.id[:-1] != self.sources[0] or self.id[-1] < FIRST_CONTEXT:
+            raise ValueError("id must be that of the first source and the index of a context")
+        return self
+
+    @classmethod
+    def of(cls, context: ContextNode) -> Self:
+        reading = context.reading
+        return cls(
+            id=context.id,
+            sources=[source.id for source in reading.sources],
+            template=reading.template,
+            note=reading.note,
+            prompt_tokens=context.prompt_tokens,
+            digest=context.digest,
+            unread=context.unread,
+        )
+
+    def restore(self, tree: SearchTree) -> None:
+        """Adds the context to a tree that has its sources.
+
+        Raises:
+            ValueError: it has not.
+        """
+        try:
+            tree.restore_context(
+                self.id, self.sources, self.template, self.note, self.prompt_tokens, self.digest, self.unread
+            )
+        except (KeyError, TreeError, ValueError) as error:
+            raise ValueError(f"context {list(self.id)} cannot be added to the tree: {error}") from error
+
+
+def _distinct_ids(contexts: Sequence[SavedContext]) -> set[NodeId]:
+    """The ids of contexts. Raises ValueError if two have the same."""
+    ids = {context.id for context in contexts}
+    if len(ids) < len(contexts):
+        raise ValueError("two contexts have the same id")
+    return ids
+
+
 class TreeView(BaseModel):
     """The parsed form of ``tree_as_json``, validated as a tree: the nodes above every node are there and written, and
     terminal nodes have no children."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: Literal[2]
+    version: Literal[2, 3]
     nodes: list[WrittenNode]
     given_back: list[Annotated[NodeId, Field(min_length=1)]] = []
     """Ids of children that were given back."""
@@ -219,22 +311,29 @@ class TreeView(BaseModel):
     """Rewards of the prefill's steps that are part of every path's score."""
     open_thought: str = ""
     """The mark of the thought in which every path begins; empty: none."""
+    contexts: list[SavedContext] = Field([], exclude_if=_is_empty)
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
         nodes = {node.id: node for node in self.nodes}
         if len(nodes) < len(self.nodes):
             raise ValueError("two nodes have the same id")
+        contexts = _distinct_ids(self.contexts)
+        for index, context in enumerate(self.contexts):
+            if any(source not in nodes or nodes[source].text is None for source in context.sources):
+                raise ValueError(f"contexts.{index}: a source is missing or not written")
         for index, node in enumerate(self.nodes):
             parent = nodes.get(node.id[:-1])
-            if len(node.id) > 1 and (parent is None or parent.text is None or parent.status is NodeStatus.TERMINAL):
+            begins = len(node.id) == 1 or node.id[:-1] in contexts
+            if not begins and (parent is None or parent.text is None or parent.status is NodeStatus.TERMINAL):
                 raise ValueError(
                     f"nodes.{index}: its id names a position below a node that is missing, not written or terminal"
                 )
             if node.text is None and node.status is NodeStatus.TERMINAL:
                 raise ValueError(f"nodes.{index} is terminal but has no text")
         for index, node_id in enumerate(self.given_back):
-            if node_id in nodes or (len(node_id) > 1 and node_id[:-1] not in nodes):
+            begins = len(node_id) == 1 or node_id[:-1] in contexts
+            if node_id in nodes or not (begins or node_id[:-1] in nodes):
                 raise ValueError(f"given_back.{index}: its id is a node's, or its parent is missing")
         return self
 
@@ -252,9 +351,16 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
     tree.open_thought = view.open_thought
     given_back = _by_parent(view.given_back)
     tree.restore_given_back((), given_back.get((), []))
-    # Parents before children, siblings and lookaheads in their order.
-    nodes = sorted(view.nodes, key=lambda node: (len(node.id), node.id[:-1], abs(node.id[-1])))
+    # Sources before the nodes that read them, parents before children, siblings and lookaheads in their order.
+    waiting = {context.id: context for context in view.contexts}
+    order = {(): -1} | {context.id: number for number, context in enumerate(view.contexts)}
+    nodes = sorted(
+        view.nodes, key=lambda node: (order.get(context_id(node.id), -1), len(node.id), node.id[:-1], abs(node.id[-1]))
+    )
     for node in nodes:
+        if (context := waiting.pop(node.id[:-1], None)) is not None:
+            context.restore(tree)
+            tree.restore_given_back(context.id, given_back.get(context.id, []))
         step = None
         if node.text is not None:
             thought = node.thought.thought if node.thought else Thought()
@@ -339,13 +445,21 @@ class SavedTree(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: Literal[2]
+    version: Literal[2, 3]
     seed: int = Field(ge=0, lt=1 << 63)
     merges_siblings: bool = False
     settled: int = Field(0, ge=0, le=MAX_SAVED_NODES)
     nodes: list[SavedNode] = Field(max_length=MAX_SAVED_NODES)
     given_back: list[Annotated[list[Index], Field(min_length=1)]] = Field([], max_length=MAX_SAVED_NODES)
     """Ids of children that were given back."""
+    contexts: list[SavedContext] = Field([], max_length=MAX_SAVED_NODES, exclude_if=_is_empty)
+    """In the order of their creation."""
+
+    @field_validator("contexts")
+    @classmethod
+    def _are_different(cls, contexts: list[SavedContext]) -> list[SavedContext]:
+        _distinct_ids(contexts)
+        return contexts
 
 
 def save_tree(tree: SearchTree) -> dict[str, Any]:
@@ -364,12 +478,13 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
         for node in tree.nodes
     ]
     saved = SavedTree(
-        version=SNAPSHOT_VERSION,
+        version=version_of(tree),
         seed=tree.seed,
         merges_siblings=tree.merges_siblings,
         settled=tree.settled,
         nodes=nodes,
         given_back=[list(node_id) for node_id in given_back(tree)],
+        contexts=[SavedContext.of(context) for context in tree.contexts],
     )
     return saved.model_dump(mode="json")
 
@@ -386,7 +501,11 @@ def restore_tree(saved: Any) -> SearchTree:
     tree.settled, tree.merges_siblings = described.settled, described.merges_siblings
     given_back = _by_parent(described.given_back)
     tree.restore_given_back((), given_back.pop((), []))
+    waiting = {context.id: context for context in described.contexts}
     for node in described.nodes:
+        if (context := waiting.pop(tuple(node.id[:-1]), None)) is not None:
+            context.restore(tree)
+            tree.restore_given_back(context.id, given_back.pop(context.id, []))
         try:
             tree.restore(
                 tuple(node.id),
@@ -401,6 +520,8 @@ def restore_tree(saved: Any) -> SearchTree:
             tree.restore_given_back(tuple(node.id), given_back.pop(tuple(node.id), []))
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {node.id} of the saved tree cannot be added to it: {error}") from error
+    if waiting:
+        raise ValueError(f"no node of the saved tree is below context {list(next(iter(waiting)))}")
     if given_back:
         raise ValueError(
             f"the saved tree has no node {list(next(iter(given_back)))}, below which children were given back"

@@ -2,7 +2,7 @@
 
 Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Unlike in a search, the value of an ended path is known: 1 if
 its answer is right, -1 if not. Each path counts as often as it was written. Lookaheads and rollouts do not count,
-because they are not paths of the tree.
+because they are not paths of the tree. Nor do paths that read other solutions, because they answer another prompt.
 """
 
 import math
@@ -100,7 +100,7 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     nodes = [
         TrainingNode(**node.model_dump(include=_NODE_FIELDS), value=values.get(node.id))
         for node in sorted(tree.nodes, key=lambda node: node.id)
-        if not node.is_lookahead
+        if not (node.is_lookahead or node.reads)
     ]
     return TrainingData(accuracy, nodes, examples)
 
@@ -119,7 +119,8 @@ def mean_entropy(path: Sequence[NodeView]) -> float | None:
 def ended_paths(nodes: Iterable[AnyNode]) -> list[list[AnyNode]]:
     """The ended paths of the tree with these nodes, first step first; ordered by the id of the last node."""
     known = {node.id: node for node in nodes}
-    ends = sorted(each.id for each in known.values() if each.status is NodeStatus.TERMINAL and not each.is_lookahead)
+    ended = (each for each in known.values() if each.status is NodeStatus.TERMINAL)
+    ends = sorted(each.id for each in ended if not (each.is_lookahead or each.reads))
     return [[known[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
 
 

@@ -135,5 +135,5 @@ def answer_text(reply: Completion) -> Text:
     if search.stop_reason != "finished":
         text.append(f"\nThe search was cut short: {printable(search.stop_reason)}.", style="yellow")
     if search.degraded:
-        text.append(f"\nDegraded: {degraded_text(search.cost)}.", style="yellow")
+        text.append(f"\nDegraded: {degraded_text(search.cost_figures)}.", style="yellow")
     return text

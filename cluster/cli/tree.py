@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cluster.cli.failures import refuse
 from deployments.http.page import single_file
 from search.snapshot import TreeView, restore_tree, tree_as_json
-from search.tree import GIVEN_UP, NodeId, NodeStatus
+from search.tree import GIVEN_UP, NodeId, NodeStatus, context_id
 
 MAX_BYTES = 256 << 20
 """Longest input. The page holds it all in memory."""
@@ -121,7 +121,7 @@ def _of_tree(parsed: Json) -> Json:
 def _answering(view: TreeView, text: str) -> NodeId | None:
     """The end of the path whose text behind the thinking is the answer; None if a stop text has cut it off. Results do
     not name it."""
-    texts: dict[NodeId, str] = {(): ""}
+    texts: dict[NodeId, str] = dict.fromkeys([(), *(context.id for context in view.contexts)], "")
     for node in sorted(view.nodes, key=lambda node: len(node.id)):
         texts[node.id] = texts[node.id[:-1]] + node.solution + (node.hook.text if node.hook else "")
         if text and texts[node.id] == text and node.status is NodeStatus.TERMINAL:
@@ -135,15 +135,25 @@ def _settings(search: Json) -> Json:
 
 
 def _events(view: TreeView) -> Iterator[Json]:
-    """The tree's nodes as events of a stream, level by level: a tree does not say when its steps were scored."""
+    """The tree's nodes as events of a stream, context by context and level by level: a tree does not say when its steps
+    were scored."""
     first: dict[tuple[NodeId, str], NodeId] = {}
     shown: dict[NodeId, NodeId] = {(): ()}
+    contexts = {context.id: context for context in view.contexts}
+    order = {node_id: number for number, node_id in enumerate([(), *contexts])}
     pruned: list[NodeId] = []
     tokens = 0
     # Within a level, the node that represents a text comes before its repetitions.
-    for node in sorted(view.nodes, key=lambda node: (len(node.id), node.status is NodeStatus.REPEATED, node.id)):
+    for node in sorted(
+        view.nodes,
+        key=lambda node: (order[context_id(node.id)], len(node.id), node.status is NodeStatus.REPEATED, node.id),
+    ):
         if node.text is None:
             continue
+        if (context := contexts.pop(node.id[:-1], None)) is not None:
+            shown[context.id] = context.id
+            about = context.model_dump(include={"sources", "template", "prompt_tokens"})
+            yield {"type": "context_started", "context": context.id, **about, "tokens": tokens}
         text = (shown[node.id[:-1]], node.text)
         represents = first.setdefault(text, node.id) if node.status is NodeStatus.REPEATED else node.id
         first.setdefault(text, node.id)

@@ -95,7 +95,7 @@ class SearchBlock(SearchCost):
     degraded: bool
 
     @property
-    def cost(self) -> SearchCost:
+    def cost_figures(self) -> SearchCost:
         """Only the fields of `SearchCost`."""
         return SearchCost.model_validate(self.model_dump())
 

@@ -129,7 +129,7 @@ async def graded(
         in_pool=right or any([await grader.same(problem.answer, group.answer) for group in search.answers]),
         score=search.score,
         agreement=search.agreement,
-        cost=search.cost,
+        cost=search.cost_figures,
         seconds=seconds,
         stop_reason=search.stop_reason,
         degraded=search.degraded,

@@ -12,10 +12,12 @@ from contextlib import aclosing
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from cachetools import LRUCache
+
 from deployments.backends.capabilities import Capabilities, Continuing
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.texts import is_blank, shares, split_steps, token_counts
-from deployments.backends.usage import Usage
+from deployments.backends.usage import Usage, estimated_tokens
 from search.errors import GeneratorError, GeneratorRefused, SchemaRefused
 from search.ports import (
     Branch,
@@ -34,6 +36,7 @@ GROUP_S = 0.004
 """How long a finished child waits for others to share its message."""
 THINKING = ("<think>\n", "\n</think>\n\n")
 """The marks of a thought that a backend tells apart, in the text of its step."""
+MAX_PROMPTS = 4096
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
@@ -128,7 +131,7 @@ class _Choice:
 
 
 class UrlGenerator:
-    """Writes steps by a backend. It holds nothing between two calls."""
+    """Writes steps by a backend."""
 
     def __init__(
         self, calls: Calls, capabilities: Capabilities, step_delimiter: str = "\n\n", served_name: str = ""
@@ -138,6 +141,8 @@ class UrlGenerator:
         self._can = capabilities
         self._delimiter = step_delimiter
         self._served_name = served_name
+        self._prompts: LRUCache[int, int] = LRUCache(MAX_PROMPTS)
+        """Tokens of prompts that were longer than estimated, by the hash of their messages."""
         self.running = 0
         """Number of requests at the backend."""
         self.written_tokens = 0
@@ -278,6 +283,12 @@ class UrlGenerator:
             for text, count, span in zip(texts, counts, pairwise(ends), strict=True)
         ]
         steps[-1] = steps[-1]._replace(end=written.end)
+        if written.token_ids and written.logprobs and len(written.token_ids) == len(written.logprobs):
+            each = tuple(logprob for _, logprob in written.logprobs)
+            steps = [
+                step._replace(token_ids=written.token_ids[begin:end], token_logprobs=each[begin:end], counted=None)
+                for step, (begin, end) in zip(steps, pairwise(ends), strict=True)
+            ]
         if written.thinking:
             opening, closing = THINKING
             text = opening + written.thinking + (closing if written.text.strip() else "")
@@ -305,12 +316,15 @@ class UrlGenerator:
         if choices > 1:
             body["n"] = choices
         cut = request.stop_condition is StopCondition.STEP and not self._can.stops
+        ask = self._one_step if cut else self._whole
         self.running += 1
         try:
-            if cut:
-                found, reply = await self._one_step(path, body, deadline)
-            else:
-                found, reply = await self._whole(path, body, deadline)
+            try:
+                found, reply = await ask(path, body, deadline)
+            except BackendError as error:
+                if error.fault is not Fault.REFUSED or not await self._shorten(path, body, item, deadline):
+                    raise
+                found, reply = await ask(path, body, deadline)
             if len(found) != choices or any(each.finish in UNFINISHED for each in found):
                 raise BackendError(Fault.INVALID, "", f"not {choices} finished choices")
             written = self._read(found, reply, f"{item.messages}{item.text}{text}", branch.max_tokens, request)
@@ -321,6 +335,28 @@ class UrlGenerator:
         self.written_tokens += sum(each.tokens for each in written)
         return written
 
+    async def _shorten(self, path: str, body: Json, item: ExpandItem, deadline: float) -> bool:
+        """Lowers the limit of a request that was refused to what the context holds, which a server refuses to exceed
+        and only it can tell: the prompt's tokens were estimated. Returns whether that is less than before."""
+        context, limit = self._can.context_tokens, self._can.limit_name
+        if context is None or body[limit] == 1:
+            return False
+        left_out = ("n", "response_format", "stop", "include_stop_str_in_output")
+        short = {name: value for name, value in body.items() if name not in left_out} | {limit: 1}
+        told = Usage.told(await self._calls.post(path, short, deadline=deadline))
+        if told is None or context - told.input_tokens >= body[limit]:
+            return False
+        self._prompts[hash(item.messages)] = told.input_tokens
+        body[limit] = max(1, context - told.input_tokens)
+        return True
+
+    def _limit(self, item: ExpandItem, branch: Branch, text: str) -> int:
+        """The limit of a request for a branch behind ``text``."""
+        context, read = self._can.context_tokens, self._prompts.get(hash(item.messages))
+        if context is None or read is None:
+            return branch.max_tokens
+        return max(1, min(branch.max_tokens, context - read - estimated_tokens(text)))
+
     def _body(
         self, request: ExpandRequest, item: ExpandItem, branch: Branch, text: str, ids: Sequence[int]
     ) -> tuple[str, Json]:
@@ -328,7 +364,7 @@ class UrlGenerator:
         can, sampling = self._can, request.sampling
         body: Json = {
             "model": can.model,
-            can.limit_name: branch.max_tokens,
+            can.limit_name: self._limit(item, branch, text),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }

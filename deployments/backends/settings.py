@@ -101,11 +101,6 @@ class PriceSettings(Settings):
         None, ge=0, description="Price of a million prompt tokens that the backend had in its cache. Unset: as `input`."
     )
 
-    @property
-    def price(self) -> Price:
-        """The same for `search.run.bill.Prices`."""
-        return Price(self.input, self.output, self.input if self.cached_input is None else self.cached_input)
-
 
 class BackendSettings(KeySettings):
     """The URLs of a model that another server serves, and how they are called."""
@@ -114,7 +109,10 @@ class BackendSettings(KeySettings):
         None, description="Where the server is: `http://host:8000`, or the base URL of OpenAI clients."
     )
     urls: tuple[Annotated[UrlSettings, BeforeValidator(_with_url)], ...] = Field(
-        (), max_length=64, description="Several of them instead, which serve the same model: each a URL, or a mapping."
+        (),
+        max_length=64,
+        description="Several instead, which serve the same model: each a URL, or a mapping of `url`, `weight`, and "
+        "`api_key_env` or `api_key_file`.",
     )
     ca_file: Path | None = Field(
         None,
@@ -147,7 +145,7 @@ class BackendSettings(KeySettings):
         description="Maximum tokens in any minute, prompts and generated ones, as `calls_per_minute`. A call counts "
         "with the most that it may take until the server says what it took.",
     )
-    price: PriceSettings | None = Field(None, description="For the cost in the bill of a search.")
+    price: PriceSettings | None = Field(None, description="For the price in the bill of a search.")
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:
@@ -167,6 +165,13 @@ class BackendSettings(KeySettings):
         return tuple(
             each if has_own else each.model_copy(update=shared) for each, has_own in zip(self.urls, own, strict=True)
         )
+
+    @property
+    def token_price(self) -> Price | None:
+        """The price for `search.run.bill.Prices`."""
+        if (price := self.price) is None:
+            return None
+        return Price(price.input, price.output, price.input if price.cached_input is None else price.cached_input)
 
     def tls(self) -> ssl.SSLContext:
         """What connections are verified by.

@@ -76,7 +76,7 @@ from search.ports import (
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
-from search.tree import StepEnd
+from search.tree import StepEnd, begins_paths
 
 Parameters: TypeAlias = Callable[..., SamplingParams]
 """Sampling parameters of a call by segment; see `GenerationEngine._sampling_params`."""
@@ -419,7 +419,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _draft(self, request: ExpandRequest, item: ExpandItem, branch: Branch) -> Draft:
         """A branch with its first segment begun."""
         running = self._running
-        thought = None if item.parent else request.thought  # Below the root, it is over.
+        thought = request.thought if begins_paths(item.parent) else None  # Below the first step, it is over.
         room, grammar = running.context - len(item.prefix), bool(request.json_schema)
         task = Task(Until(request.stop_condition), branch.max_tokens, room, thought, grammar, running.marks)
         if request.tool:
@@ -537,7 +537,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             written = len(done.output.outputs[0].token_ids)
             self._written_tokens += written
             self._lengths[draft.segment.until].add(written)
-            if draft.child.parent:
+            if not begins_paths(draft.child.parent):
                 # Only whole blocks are cached, and the engine computes a prompt's last token in any case.
                 whole = (len(done.token_ids) - 1) // block_size * block_size
                 self._recomputed_tokens += max(0, whole - (done.output.num_cached_tokens or 0))

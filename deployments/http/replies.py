@@ -14,7 +14,7 @@ from deployments.service.answer_cache import CachedOutcome
 from deployments.service.searches import ScoreOutcome
 from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
-from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
+from search.run.report import ContextStarted, QuietEvent, SearchCost, SearchOutcome, StepScored
 from search.snapshot import hook_as_json, logprob_as_json, thinking_as_json
 
 Json = dict[str, Any]
@@ -63,14 +63,14 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt and the texts of the step hook once, and every token generated on any branch, of which
-    all but the content of the answering path are reasoning; zero for an answer from the cache."""
+    """Token counts: the prompt, those of contexts and the texts of the step hook once, and every token generated on any
+    branch, of which all but the content of the answering path are reasoning; zero for an answer from the cache."""
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
     elif cost.prompt_tokens:  # by a server that encodes the prompt itself, more exactly than it was known before
         head = head._replace(prompt_tokens=cost.prompt_tokens)
-    read = head.prompt_tokens + cost.hook_tokens + cost.tool_tokens
+    read = head.prompt_tokens + cost.context_prompt_tokens + cost.hook_tokens + cost.tool_tokens
     content_tokens = cost.answer_tokens and cost.answer_tokens - thinking_tokens(outcome, head.wanted.spell)
     return {
         "prompt_tokens": read,
@@ -222,9 +222,9 @@ class Chunks:
         self._progressed = True
         yield self._chunk(0, _reasoning(step_line(data)), search_event=data)
 
-    def pruned(self, event: StepsPruned) -> Iterator[Data]:
+    def quiet(self, event: QuietEvent) -> Iterator[Data]:
         """Yields chunks without text: only programs need to know."""
-        for part in pruned_events(event):
+        for part in quiet_events(event):
             yield self._chunk(0, {}, search_event=part)
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
@@ -325,8 +325,11 @@ def step_event(event: StepScored) -> Json:
     }
 
 
-def pruned_events(event: StepsPruned) -> Iterator[Json]:
-    """Yields the event in parts: readers limit the length of one."""
+def quiet_events(event: QuietEvent) -> Iterator[Json]:
+    """Yields the event, a long list of pruned steps in parts: readers limit the length of one."""
+    if isinstance(event, ContextStarted):
+        yield {"type": "context_started", **event._asdict()}
+        return
     for begin in range(0, len(event.pruned), PRUNED_AT_ONCE):
         yield {
             "type": "steps_pruned",

@@ -14,7 +14,7 @@ from deployments.http.errors import api_error
 from deployments.http.replies import Data, dumps
 from deployments.service.searches import SearchJob
 from deployments.service.slots import Slot
-from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
+from search.run.report import EventSink, QuietEvent, SearchEvent, SearchOutcome, StepScored
 from search.tools.tasks import cancel_and_wait
 
 PING_S = 5.0
@@ -31,7 +31,7 @@ class StreamFormat(Protocol):
 
     def step(self, event: StepScored) -> Iterator[Data]: ...
 
-    def pruned(self, event: StepsPruned) -> Iterator[Data]: ...
+    def quiet(self, event: QuietEvent) -> Iterator[Data]: ...
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]: ...
 
@@ -86,8 +86,8 @@ async def stream(
             if isinstance(event, StepScored):
                 for data in script.step(event):
                     yield sse(data)
-            elif isinstance(event, StepsPruned):
-                for data in script.pruned(event):
+            elif isinstance(event, QuietEvent):
+                for data in script.quiet(event):
                     yield sse(data)
         for data in script.end(await running):
             yield sse(data)

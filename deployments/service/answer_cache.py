@@ -22,7 +22,7 @@ from cachetools import TTLCache
 from deployments.config import AnswerCacheSettings
 from deployments.service.embedding import Embedder, Vector
 from deployments.service.question_guard import marks_of
-from search.run.report import SearchOutcome, StepScored, StepsPruned
+from search.run.report import ContextStarted, SearchOutcome, ShownEvent, StepScored, StepsPruned
 from search.tools.import_path import imported_function
 from search.tree import Node, NodeId, SearchTree, StepEnd
 
@@ -42,7 +42,6 @@ _ID_BYTES = 96
 MAX_EVENTS = MAX_ENTRY_BYTES // _PART_BYTES
 """A search of more events is too large."""
 
-ShownEvent = StepScored | StepsPruned
 """The events that clients see."""
 
 
@@ -253,7 +252,11 @@ def _answers_alone(outcome: SearchOutcome) -> SearchOutcome:
         for each in node.path:
             if each.id not in copies:
                 copies[each.id] = Node(
-                    each.id, copies[each.id[:-1]], status=each.status, step=each.step, hook=each.hook
+                    each.id,
+                    copies.get(each.id[:-1], tree.root),  # Of a context only its paths are kept.
+                    status=each.status,
+                    step=each.step,
+                    hook=each.hook,
                 )
         return copies[node.id]
 
@@ -271,6 +274,13 @@ def _bytes_of(outcome: SearchOutcome, events: Sequence[ShownEvent], question: Qu
     texts += [text for event in scored for text in (event.text, event.hook.text if event.hook else "")]
     parts = len(steps) + len(outcome.selection.groups) + len(events)
     tokens = sum(step.size for step in steps.values())
-    ids = sum(len(event.pruned if isinstance(event, StepsPruned) else event.repeated_by) for event in events)
+    ids = sum(map(_ids_in, events))
     plain = _ENTRY_BYTES + _PART_BYTES * parts + _TOKEN_BYTES * tokens + _ID_BYTES * ids
     return plain + sum(map(sys.getsizeof, texts)) + (0 if vector is None else vector.nbytes)
+
+
+def _ids_in(event: ShownEvent) -> int:
+    """Number of node ids in an event."""
+    if isinstance(event, StepsPruned):
+        return len(event.pruned)
+    return len(event.sources if isinstance(event, ContextStarted) else event.repeated_by)

@@ -67,9 +67,13 @@ class Slot:
     @property
     def tokens(self) -> int:
         """Tokens of the request so far: ``charged``, generated tokens, critiques included, those written ahead that no
-        search requested, and those that the step hook added."""
+        search requested, those that the step hook added, and the prompts of contexts."""
         return self.charged + sum(
-            cost.generated_tokens + cost.prm_generated_tokens + cost.unused_tokens + cost.hook_tokens
+            cost.generated_tokens
+            + cost.prm_generated_tokens
+            + cost.unused_tokens
+            + cost.hook_tokens
+            + cost.context_prompt_tokens
             for cost in self.searches
         )
 

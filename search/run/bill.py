@@ -50,13 +50,13 @@ class Prices(NamedTuple):
         is not scored."""
         if self.generator is None and self.scorer is None:
             return
-        cost.cost = 0.0
+        cost.price = 0.0
         if self.generator is not None:
             written = cost.generated_tokens + cost.unused_tokens
-            cost.cost += self.generator.of(cost.prefix_tokens, cost.cached_tokens, written)
-            cost.sample_cost = self.generator.of(cost.prompt_tokens, 0, cost.sample_tokens)
+            cost.price += self.generator.of(cost.prefix_tokens, cost.cached_tokens, written)
+            cost.sample_price = self.generator.of(cost.prompt_tokens, 0, cost.sample_tokens)
         if self.scorer is not None:
-            cost.cost += self.scorer.of(cost.prm_prompt_tokens, cost.prm_cached_tokens, cost.prm_generated_tokens)
+            cost.price += self.scorer.of(cost.prm_prompt_tokens, cost.prm_cached_tokens, cost.prm_generated_tokens)
 
 
 NO_PRICES = Prices()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from search.tree import Node, SearchTree
+from search.tree import ContextNode, Node, SearchTree
 
 NODES_PER_TURN = 128
 """Nodes freed before other tasks on the event loop get a turn."""
@@ -97,5 +97,7 @@ def _containers(parts: dict[str, Any]) -> list[Any]:
 def _cut_off(node: Node) -> None:
     """Removes a node's references to all other nodes."""
     node.children, node.lookaheads = {}, {}
-    node.parent = node.repeats = node.continuations = node.statistics = None
+    node.parent = node.context = node.repeats = node.continuations = node.statistics = None
     node.repeated_by = ()
+    if isinstance(node, ContextNode):
+        node.reading = node.reading._replace(sources=())

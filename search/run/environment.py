@@ -10,6 +10,7 @@ from search.answers.extraction import extract_answer
 from search.answers.json_answer import json_answer
 from search.ports import Generator, StepScorer, ToolRequest
 from search.run.bill import NO_PRICES, Prices
+from search.run.contexts import Compose
 from search.run.solver import Solver
 from search.run.step_hook import StepHook
 
@@ -62,6 +63,8 @@ class SearchEnvironment:
     scores_thinking: bool = False
     """Whether the scorer reads a path's thinking as the beginning of its first step; otherwise it reads the solution
     alone."""
+    compose: Compose | None = None
+    """Composes prompts that show solutions to the model; None: no strategy can have it read any."""
     tool: ToolRequest | None = None
     """How programs in the solutions are run; None: not at all."""
     prices: Prices = NO_PRICES

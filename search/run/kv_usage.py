@@ -5,7 +5,7 @@ from itertools import pairwise, starmap, takewhile
 from typing import NamedTuple
 
 from search.tools.turns import Turns
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import ContextNode, Node, NodeStatus, SearchTree
 
 
 class KVHeld:
@@ -32,10 +32,10 @@ class Tokens(NamedTuple):
 class KVUsage:
     """Counts, round by round, the tokens whose KV the branches in flight need.
 
-    A round is all branches in flight at one time. It holds the prompt, the paths to these branches and the steps that
-    they write, shared prefixes once. A round is counted when the next one begins, because its steps are written only
-    then. The count is incremental: each round looks only at nodes that joined or left the paths. It does not depend on
-    an engine's cache, so it is the same on every machine.
+    A round is all branches in flight at one time. It holds their prompts, the paths to these branches and the steps
+    that they write, shared prefixes once. A round is counted when the next one begins, because its steps are written
+    only then. The count is incremental: each round looks only at nodes that joined or left the paths. It does not
+    depend on an engine's cache, so it is the same on every machine.
     """
 
     def __init__(self, tree: SearchTree, prompt_tokens: int) -> None:
@@ -57,8 +57,11 @@ class KVUsage:
         """Texts whose continuations changed since they were counted."""
         self._tokens: dict[Node, Tokens] = {}
         """Tokens counted for the continuations of each text."""
-        self._held = Tokens(prompt_tokens, prompt_tokens)
-        """Sum of ``_tokens``, plus the prompt."""
+        self._held = Tokens(0, 0)
+        """Sum of ``_tokens``."""
+        self._prompt_tokens = prompt_tokens
+        self._prompts: dict[Node, int] = {}
+        """The roots of the paths, and for each its children on them: their prompts are held."""
 
     async def round_begins(self) -> None:
         """Counts the last round and begins the next one, which is all nodes that are pending now. Call it when the
@@ -79,7 +82,7 @@ class KVUsage:
         await self._count(turns)
         self._round = []
         # One entry per node on the paths: freed in one go, they would block the event loop.
-        for counted in (self._siblings, self._tokens, self._references, self._continued):
+        for counted in (self._siblings, self._tokens, self._references, self._continued, self._prompts):
             while counted:
                 counted.popitem()
                 await turns.pass_on()
@@ -109,9 +112,19 @@ class KVUsage:
             )
             await turns.pass_on()
         self._changed.clear()
-        self.by_node.add(self._held.by_node)
-        self.by_path.add(self._held.by_path)
+        prompts = self._held_prompts()
+        self.by_node.add(prompts.by_node + self._held.by_node)
+        self.by_path.add(prompts.by_path + self._held.by_path)
         return later
+
+    def _held_prompts(self) -> Tokens:
+        """Tokens of the prompts of the round. Those of contexts share what they have in common."""
+        contexts = [node for node in self._prompts if isinstance(node, ContextNode)]
+        own = self._prompt_tokens if len(contexts) < len(self._prompts) else 0
+        whole = sum(context.prompt_tokens for context in contexts)
+        uncounted = whole - sum(len(context.prompt.token_ids) for context in contexts)
+        distinct = distinct_tokens(context.prompt.token_ids for context in contexts)
+        return Tokens(own + whole, own + uncounted + distinct)
 
     def _take(self, node: Node) -> None:
         """Adds a reference to a node, and to all nodes above it if it had none."""
@@ -123,6 +136,7 @@ class KVUsage:
             self._siblings.setdefault(text, {})[node] = None
             self._changed[text] = None
             node = node.parent
+        self._prompts[node] = self._prompts.get(node, 0) + 1
 
     def _drop(self, node: Node) -> None:
         """Drops a reference to a node, and to the nodes above it if it was the last one."""
@@ -137,6 +151,9 @@ class KVUsage:
             if not self._siblings[text]:
                 del self._siblings[text]
             node = node.parent
+        self._prompts[node] -= 1
+        if not self._prompts[node]:
+            del self._prompts[node]
 
 
 def distinct_tokens(sequences: Iterable[tuple[int, ...]]) -> int:

@@ -10,6 +10,9 @@ class PathLimits(NamedTuple):
     """Limits of every path of one search. Thinking has limits of its own."""
 
     prompt: Prompt
+    """The search's own prompt; contexts have theirs."""
+    prompt_size: int
+    """Its number of tokens."""
     context_tokens: int
     """Longest prompt and solution that the models read: path and the step being written."""
     max_path_tokens: int
@@ -33,18 +36,21 @@ class PathLimits(NamedTuple):
 
     def _left(self, node: Node, written: int, thought: int) -> int:
         """``thought``: the tokens of thinking in the step below ``node``."""
-        most = self.solution_tokens + node.thought_tokens + thought
-        return min(most, self.context - self.prompt.size) - node.path_tokens - written
+        prompt = self.prompt_size if node.context is None else node.context.prompt_tokens
+        most = min(self.max_path_tokens, self.context_tokens - prompt) + node.thought_tokens + thought
+        return min(most, (self.thinking_context or self.context_tokens) - prompt) - node.path_tokens - written
 
-    @property
-    def context(self) -> int:
-        """Most tokens of prompt and path together, thoughts included."""
-        return self.thinking_context or self.context_tokens
+    def prompt_of(self, node: Node) -> Prompt:
+        """What the path to ``node`` continues."""
+        return self.prompt if node.context is None else node.context.prompt
 
-    @property
-    def solution_tokens(self) -> int:
-        """Most tokens of a path without its thoughts."""
-        return min(self.max_path_tokens, self.context_tokens - self.prompt.size)
+    def prompt_tokens(self, node: Node) -> int:
+        """Number of tokens of ``prompt_of``."""
+        return self.prompt_size if node.context is None else node.context.prompt_tokens
+
+    def solution_tokens(self, node: Node) -> int:
+        """Most tokens, without its thoughts, of a path that continues the prompt of ``node``."""
+        return min(self.max_path_tokens, self.context_tokens - self.prompt_tokens(node))
 
     def steps(self, node: Node) -> int:
         """Steps that may still be written below ``node``."""

@@ -7,12 +7,13 @@ from search.budget import NOTHING, BudgetMeter, Cost
 from search.errors import BudgetTooSmall
 from search.ports import Branch, ExpandItem, StopCondition, branch_seed
 from search.run.answer_selection import best_leaf
+from search.run.contexts import Composer
 from search.run.path_limits import PathLimits, PathNeeds
 from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.tools.turns import Turns
-from search.tree import ExpansionRequest, Node, NodeStatus, SearchTree
+from search.tree import ContextNode, ExpansionRequest, Node, NodeStatus, SearchTree
 
 Granted = list[tuple[Expansion, list[Cost]]]
 """Expansions with a reservation for each of their branches that the budget granted."""
@@ -59,14 +60,14 @@ def _item(nodes: Branches, limits: PathLimits, seed: int, tool: bool) -> ExpandI
         Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), requested(node).tokens) for node in nodes
     )
     least = sum(not requested(node).optional for node in nodes)
-    prompt = limits.prompt
+    prompt = limits.prompt_of(parent)
     if prompt.messages:
         item = ExpandItem(parent.id, (), branches, least, messages=prompt.messages, text=parent.text)
     else:
         item = ExpandItem(parent.id, (*prompt.token_ids, *parent.token_ids), branches, least)
     if not tool:
         return item
-    return item._replace(solution=prompt.size + parent.thought_tokens, room=limits.tokens(parent))
+    return item._replace(solution=limits.prompt_tokens(parent) + parent.thought_tokens, room=limits.tokens(parent))
 
 
 class Planner:
@@ -84,8 +85,14 @@ class Planner:
         limits: PathLimits,
         meter: BudgetMeter,
         hooked: bool = False,
+        composer: Composer | None = None,
     ) -> None:
-        """``hooked``: whether a step hook sees every step, so that a path is finished step by step."""
+        """
+        Args:
+            hooked: whether a step hook sees every step, so that a path is finished step by step.
+            composer: of the prompts of contexts; None: no expansion reads any node.
+        """
+        self._composer = composer
         self._finish = StopCondition.STEP if hooked else StopCondition.SOLUTION
         self._tree = tree
         self._settings = settings
@@ -97,8 +104,11 @@ class Planner:
         """The calls for as many branches of ``expansions`` as the budget grants, in order, or for one branch that
         finishes a path. One call per stop condition and kind (lookahead or not), so normally one.
 
-        Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
+        Branches with a reservation are in the tree afterwards, as pending nodes, and so are their contexts; the others
+        are not.
         """
+        if self._composer is not None:
+            expansions = await self._composed(expansions)
         # With branches in flight, arrivals between two turns could change the nodes of later expansions: no turns then.
         turns = None if self._tree.in_flight else Turns()
         granted = self._granted(expansions)
@@ -107,9 +117,9 @@ class Planner:
             granted = await self._with_little_left(expansions, granted)
         if granted:
             self._tree.settle()
-        calls: dict[tuple[StopCondition, bool], Branches] = {}
+        calls: dict[tuple[StopCondition, bool, int], Branches] = {}
         for expansion, costs in granted:
-            kind = self._stop_condition(expansion), expansion.lookahead
+            kind = self._stop_condition(expansion), expansion.lookahead, self._thinking_room(expansion.node)
             calls.setdefault(kind, []).extend(await self._entered(expansion, costs, turns))
         return [branches for branches in calls.values() if branches]
 
@@ -120,7 +130,8 @@ class Planner:
         steps = [step for node in self._tree.nodes if (step := node.written_step)]
         written = Cost(sum(step.written_tokens for step in steps), len(steps))
         self._meter.charge(written)
-        calls: dict[tuple[bool, bool], Branches] = {}
+        self._meter.read(sum(context.prompt_tokens for context in self._tree.contexts))
+        calls: dict[tuple[bool, bool, int], Branches] = {}
         take_up(self._tree)
         pending = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
         by_parent: dict[Node, list[Node]] = {}
@@ -131,7 +142,8 @@ class Planner:
             # A replica may have granted these branches already, so none of them is optional.
             node.request = requested(node)._replace(optional=False)
             self._meter.reserve_again(reserved(node))
-            calls.setdefault((node.request.whole, node.is_lookahead), []).append(node)
+            kind = node.request.whole, node.is_lookahead, self._thinking_room(node)
+            calls.setdefault(kind, []).append(node)
         return list(calls.values()), written
 
     def check_fits(self, expansions: Sequence[Expansion], total_tokens: int) -> None:
@@ -142,7 +154,7 @@ class Planner:
         """
         for expansion in expansions:
             costs, (kept, _) = self._costs(expansion), self._kept(expansion)
-            prompt, tokens = self._limits.prompt.size, costs[0].tokens
+            prompt, tokens = self._limits.prompt_size, costs[0].tokens
             if prompt + len(costs) * tokens + kept.tokens > total_tokens:
                 raise BudgetTooSmall(total_tokens, prompt, len(costs), tokens, kept.tokens)
 
@@ -152,7 +164,7 @@ class Planner:
         granted: Granted = []
         for expansion in expansions:
             kept, least = self._kept(expansion) if keep else (NOTHING, 1)
-            costs = self._meter.reserve(self._costs(expansion), kept, least)
+            costs = self._reserve(expansion, kept, least)
             if costs:
                 granted.append((expansion, costs))
             if len(costs) < expansion.count:
@@ -171,7 +183,8 @@ class Planner:
         """What is granted in place of ``granted`` when the budget does not suffice for all ``expansions``."""
         strategy = self._settings.strategy
         if any(map(self._tree.is_finished, strategy.candidates(self._tree))):
-            for _, costs in granted:
+            for expansion, costs in granted:
+                self._meter.read(-_new_prompt(expansion))
                 for cost in costs:
                     self._meter.settle(cost, NOTHING)
             return self._granted(expansions, keep=False)
@@ -189,14 +202,43 @@ class Planner:
         if not none_finished:
             return None
         if self._meter.nodes.remaining == 1:
-            return Expansion(asked.node, 1, StopCondition.SOLUTION, lookahead=True)
+            return asked._replace(count=1, stop_condition=StopCondition.SOLUTION, lookahead=True)
         return asked._replace(count=1)
 
     def _reserved_for(self, expansion: Expansion | None) -> Granted:
         """The expansion with all that is left reserved for it."""
-        if expansion is None or not (costs := self._meter.reserve(self._costs(expansion))):
+        if expansion is None or not (costs := self._reserve(expansion)):
             return []
         return [(expansion, costs)]
+
+    def _reserve(self, expansion: Expansion, kept: Cost = NOTHING, least_tokens: int = 1) -> list[Cost]:
+        """Reserves as `BudgetMeter.reserve`, the prompt of a new context included."""
+        if not (prompt := _new_prompt(expansion)):
+            return self._meter.reserve(self._costs(expansion), kept, least_tokens)
+        self._meter.read(prompt)
+        costs = self._meter.reserve(self._costs(expansion), kept, least_tokens)
+        if not costs:
+            self._meter.read(-prompt)
+        return costs
+
+    async def _composed(self, expansions: Sequence[Expansion]) -> list[Expansion]:
+        """The expansions with new contexts, which are not in the tree yet, as the nodes of those that read."""
+        assert self._composer is not None
+        composed, turns = [], None if self._tree.in_flight else Turns()
+        for expansion in expansions:
+            if expansion.reads is None:
+                composed.append(expansion)
+                continue
+            composed.append(expansion._replace(node=self._composer.context(expansion.reads)))
+            if turns is not None:
+                await turns.pass_on()
+        return composed
+
+    def _thinking_room(self, node: Node) -> int:
+        """Most tokens of a solution behind its thought, one number for a call; 0: that of the search's own prompt."""
+        if node.context is None or not self._limits.thinking_context:
+            return 0
+        return self._limits.solution_tokens(node)
 
     def _costs(self, expansion: Expansion) -> list[Cost]:
         tokens, nodes = self._limits.tokens(expansion.node), 1
@@ -212,6 +254,8 @@ class Planner:
     async def _entered(self, expansion: Expansion, costs: Sequence[Cost], turns: Turns | None) -> Branches:
         """The branches of an expansion, entered into the tree."""
         parent, replays = expansion.node, self._tree.replays
+        if expansion.reads is not None and isinstance(parent, ContextNode):
+            self._tree.begin(parent)
         whole = self._stop_condition(expansion) is StopCondition.SOLUTION
         least = len(costs) if expansion.lookahead or replays is not None else max(1, expansion.least)
         nodes: Branches = []
@@ -229,3 +273,9 @@ class Planner:
             self._meter.settle(reserved(node), NOTHING)
         self._tree.give_back(given_back)
         return [node for node in nodes if node.id not in replays]
+
+
+def _new_prompt(expansion: Expansion) -> int:
+    """Number of tokens of the prompt of the expansion's new context, 0 without one."""
+    context = None if expansion.reads is None else expansion.node.context
+    return 0 if context is None else context.prompt_tokens

@@ -26,4 +26,5 @@ def take_up(tree: SearchTree) -> None:
 
 def _searched_depth(node: Node) -> int:
     """The depth of the node, or for a lookahead the depth of the node that it looks ahead from."""
-    return next((depth for depth, index in enumerate(node.id) if index < 0), node.depth)
+    own = node.id if node.context is None else node.id[len(node.context.id) :]
+    return next((depth for depth, index in enumerate(own) if index < 0), len(own))

@@ -42,9 +42,9 @@ class SearchCost(BaseModel):
     into the rows and means of an evaluation.
 
     Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
-    None, and left out of a dump, unless the settings ask for them (``kv_usage``); so are costs without prices. Figures
-    of thinking, of wandering and of the step hook that are 0 are left out of a dump. The bill, what the search cost
-    beside one sample, is known at its end.
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``); so are prices that nobody named.
+    Figures of thinking, of wandering and of the step hook that are 0 are left out of a dump. The bill, what the search
+    cost beside one sample, is known at its end.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -89,6 +89,12 @@ class SearchCost(BaseModel):
     """Number of ``prefix_tokens`` whose KV came from a cache."""
     root_cached_tokens: int = 0
     """Most cached prompt tokens of any child of the root: tokens cached before the search began."""
+    contexts: int = Field(0, exclude_if=_is_zero)
+    """Contexts that were begun: prompts that show the model other solutions."""
+    context_prompt_tokens: int = Field(0, exclude_if=_is_zero)
+    """Tokens of their prompts, each once."""
+    unread_sources: int = Field(0, exclude_if=_is_zero)
+    """Solutions that were left out of these prompts because the context length has no room for them."""
     given_back_branches: int = 0
     """Branches that the generator gave back for lack of KV memory (``clamp: shrink``)."""
     waiting_branches: int = 0
@@ -142,9 +148,9 @@ class SearchCost(BaseModel):
     """The time that one sample would have taken: ``sample_tokens`` at the pace of this search's branches, each from the
     request of its call to its arrival. Not counted: scoring, and voting."""
 
-    cost: float | None = Field(None, exclude_if=_is_none)
+    price: float | None = Field(None, exclude_if=_is_none)
     """The bill: what the tokens cost by the operator's prices (`search.run.bill.Prices`); None where there are none."""
-    sample_cost: float | None = Field(None, exclude_if=_is_none)
+    sample_price: float | None = Field(None, exclude_if=_is_none)
     """What one sample would have cost; None where the generator has no price."""
 
     def add_scoring(self, cost: ScoringCost) -> None:
@@ -161,12 +167,12 @@ class SearchCost(BaseModel):
     @property
     def bill(self) -> str:
         """What the search cost beside one sample, in a line."""
-        cost = "" if self.cost is None else f", cost {self.cost:.4g}"
-        sample_cost = "" if self.sample_cost is None else f", cost {self.sample_cost:.4g}"
+        price = "" if self.price is None else f", price {self.price:.4g}"
+        sample_price = "" if self.sample_price is None else f", price {self.sample_price:.4g}"
         return (
-            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s{cost}"
+            f"{self.written_tokens:,.0f} tokens written and {self.read_tokens:,.0f} read in {self.seconds:.1f} s{price}"
             f"; one sample: {self.sample_tokens:,.0f} and {self.prompt_tokens:,.0f} in {self.sample_seconds:.1f} s"
-            f"{sample_cost}"
+            f"{sample_price}"
         )
 
 
@@ -227,6 +233,20 @@ class RoundStarted(NamedTuple):
     """Number of branches requested."""
 
 
+class ContextStarted(NamedTuple):
+    """A context is begun: the next branches of its own continue a prompt that shows other solutions."""
+
+    context: NodeId
+    sources: tuple[NodeId, ...]
+    """The last nodes of the paths that it shows, in order."""
+    template: str
+    prompt_tokens: int
+    tokens: int
+    """As in `StepScored`."""
+    nodes: int
+    """As in `StepScored`."""
+
+
 class StepScored(NamedTuple):
     """A step is complete: written, and scored if the strategy needs rewards. There is exactly one event per step,
     repeated ones included. Of siblings with the same text, the lowest id represents the text, not the first event."""
@@ -280,6 +300,10 @@ class SearchFinished(NamedTuple):
     outcome: SearchOutcome
 
 
-SearchEvent = SearchStarted | RoundStarted | StepScored | StepsPruned | SearchFinished
+QuietEvent = StepsPruned | ContextStarted
+"""What a program needs to follow the tree, besides the steps."""
+ShownEvent = StepScored | QuietEvent
+"""An event from which the tree can be drawn."""
+SearchEvent = SearchStarted | RoundStarted | ShownEvent | SearchFinished
 EventSink = Callable[[SearchEvent], None]
 """A callback for the events, called by the search in order. It must not block; an exception from it ends the search."""

@@ -148,9 +148,9 @@ class Results:
         self._cost.written_steps += written.nodes
         self._cost.generated_tokens += written.tokens
         self._cost.thinking_tokens += sum(step.thinking_tokens for step in child.steps)
-        prefix = child.prefix_tokens
+        parent, prefix = self._tree[child.parent], child.prefix_tokens
         if prefix is None:
-            prefix = self._limits.prompt.size + self._tree[child.parent].path_tokens
+            prefix = self._limits.prompt_tokens(parent) + parent.path_tokens
         elif prefix and not child.parent:
             self._cost.prompt_tokens = prefix
         self._cost.prefix_tokens += prefix

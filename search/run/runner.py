@@ -10,13 +10,13 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from search.answers.equivalence import WAIT_S
 from search.answers.thoughts import open_thought as open_mark
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
-from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
+from search.errors import ContextsUnavailable, GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     Ahead,
     AheadSamples,
@@ -31,11 +31,13 @@ from search.ports import (
 from search.prompt import Prompt
 from search.run.answer_selection import answering_paths, best_open_path, select_answer
 from search.run.bill import path_tokens, sample_tokens
+from search.run.contexts import Composer
 from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVUsage
 from search.run.path_limits import PathLimits
 from search.run.planning import Branches, Planner, expand_items, requested
 from search.run.report import (
+    ContextStarted,
     EventSink,
     RoundStarted,
     SearchCost,
@@ -53,7 +55,7 @@ from search.settings import SearchSettings, Thinking
 from search.strategies.base import Expansion
 from search.strategies.path_score import Aggregation, path_score
 from search.tools.turns import Turns
-from search.tree import NO_THOUGHT, Node, NodeStatus, Prefill, SearchTree
+from search.tree import NO_THOUGHT, ContextNode, Node, NodeStatus, Prefill, SearchTree
 
 _P = ParamSpec("_P")
 NO_PREFILL = Prefill()
@@ -84,6 +86,7 @@ async def run_search(
     prefill: Prefill = NO_PREFILL,
     json_schema: str = "",
     open_thought: str = "",
+    messages: Any = None,
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -111,6 +114,7 @@ async def run_search(
             (`search.answers.thoughts.open_thought`). Every path begins in that thought, in which neither answers nor
             stop texts count; ``extract_answer`` gets its text behind this mark. If thoughts are not told from steps,
             a ``json_schema`` holds from the first token on: such a path has no thought.
+        messages: the chat of the question, for ``environment.compose``; only for strategies that have solutions read.
 
     Returns when every stream has ended or was closed.
 
@@ -121,6 +125,8 @@ async def run_search(
     Raises:
         PromptTooLong: the context has no room for a single token after the prompt.
         BudgetTooSmall: see `check_budget`.
+        ContextsUnavailable: the strategy has solutions read, and the environment has no ``compose`` or there is a
+            ``prefill``, which such a prompt has no place for.
         LimitReached: a limit was reached before there was a path to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
         ScorerError: the scorer failed and the environment's ``fallback`` is ``fail``.
@@ -130,6 +136,8 @@ async def run_search(
     prompt = Prompt.of(prompt)
     if prompt.size >= environment.context_tokens:
         raise PromptTooLong(f"the prompt has {prompt.size} tokens, the context holds {environment.context_tokens}")
+    if settings.strategy.starts_contexts and (environment.compose is None or prefill.text):
+        raise ContextsUnavailable(settings.strategy.name)
     thinks = bool(environment.thinking_context) and settings.thinking is Thinking.WHOLE
     scores_solutions = thinks and not environment.scores_thinking
     limits = _path_limits(prompt, settings, environment, prefill, open_thought)
@@ -142,7 +150,19 @@ async def run_search(
     grown.scores_solutions = scores_solutions
     grown.answers_without_thought = bool(json_schema)
     search = _Search(
-        question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill, json_schema
+        question,
+        settings,
+        environment,
+        limits,
+        search_id,
+        emit,
+        grown,
+        cache_salt,
+        flex,
+        counted,
+        prefill,
+        json_schema,
+        messages,
     )
     try:
         try:
@@ -192,6 +212,7 @@ def _path_limits(
         context = 0  # The solution has begun.
     return PathLimits(
         prompt,
+        prompt.size,
         environment.context_tokens,
         settings.max_path_tokens,
         settings.strategy.max_depth,
@@ -217,6 +238,7 @@ class _Search:
         cost: SearchCost,
         prefill: Prefill,
         json_schema: str,
+        messages: Any,
     ) -> None:
         self._cost = cost
         self._question = question
@@ -249,13 +271,17 @@ class _Search:
         if json_schema:
             tree.extract_answer, tree.canonical = environment.json_answer, str
         tree.stop = settings.stop
-        self._meter = BudgetMeter(settings.budget.generated(limits.prompt.size))
+        self._meter = BudgetMeter(settings.budget.behind(limits.prompt_size))
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
         self._closes_thoughts = settings.budget.thinking is not None
-        self._planner = Planner(tree, settings, limits, self._meter, environment.step_hook is not None)
+        self._composer: Composer | None = None
+        if settings.strategy.starts_contexts or tree.contexts:
+            self._composer = Composer(environment.compose, messages, tree, settings, limits)
+        hooked = environment.step_hook is not None
+        self._planner = Planner(tree, settings, limits, self._meter, hooked, self._composer)
         self._results = Results(tree, limits, self._meter, cost)
-        self._kv_usage = KVUsage(tree, limits.prompt.size) if settings.kv_usage else None
+        self._kv_usage = KVUsage(tree, limits.prompt_size) if settings.kv_usage else None
         self._rounds = 0
         self._samples_ahead = 0
         """Number of solutions that the generator has begun and that the search has not requested."""
@@ -358,7 +384,15 @@ class _Search:
                     return
                 if not self._tree.in_flight:
                     await turns.pass_on()
-                calls = await self._planner.plan(expansions)
+                try:
+                    calls = await self._planner.plan(expansions)
+                except PromptTooLong:
+                    if not self._tree.terminals:
+                        raise
+                    # Not one solution fits into a prompt that shows it: the search answers with what it has.
+                    self._cost.unread_sources += sum(len(each.reads.sources) for each in expansions if each.reads)
+                    self._reason = StopReason.FINISHED
+                    return
                 if calls:
                     await self._round_begins(calls)
                 for branches in calls:
@@ -399,6 +433,9 @@ class _Search:
 
     async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Requests unwritten branches again and scores unscored steps of a tree that was grown before."""
+        if self._composer is not None:
+            await self._composer.resume()
+            self._count(self._tree.contexts)
         calls, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         self._cost.thinking_tokens = sum(node.step.thinking_tokens for node in self._tree.nodes if node.step)
@@ -411,9 +448,21 @@ class _Search:
     async def _round_begins(self, calls: Sequence[Branches]) -> None:
         if self._kv_usage is not None:
             await self._kv_usage.round_begins()
+        if self._cost.contexts < len(self._tree.contexts):
+            begun = self._tree.contexts[self._cost.contexts :]
+            self._count(begun)
+            for context in begun:
+                sources, template = tuple(source.id for source in context.reading.sources), context.reading.template
+                so_far = self._cost.generated_tokens, len(self._tree)
+                self._emit(ContextStarted(context.id, sources, template, context.prompt_tokens, *so_far))
         if calls:
             self._rounds += 1
             self._emit(RoundStarted(self._rounds, sum(map(len, calls))))
+
+    def _count(self, contexts: Sequence[ContextNode]) -> None:
+        self._cost.contexts += len(contexts)
+        self._cost.context_prompt_tokens += sum(context.prompt_tokens for context in contexts)
+        self._cost.unread_sources += sum(context.unread for context in contexts)
 
     async def _expand(self, group: asyncio.TaskGroup, branches: Branches, first_steps: bool) -> None:
         """Has the generator write branches; they are scored as they arrive."""
@@ -598,7 +647,9 @@ class _Search:
             return None
         opened = bool(tree.thought_at(tree.root))
         whole = requested(branches[0]).whole
-        solution = limits.solution_tokens if whole else min(self._max_step_tokens, limits.solution_tokens)
+        solution = limits.solution_tokens(branches[0])  # `Planner` puts no others into the same call.
+        if not whole:
+            solution = min(self._max_step_tokens, solution)
         return ThoughtRequest(opened, limits.max_thinking_tokens, self._closes_thoughts, solution)
 
     async def _release_ahead(self) -> None:
@@ -616,7 +667,7 @@ class _Search:
         if (request := requested(branches[0])).whole:
             later = self._strategy.later_samples(self._tree)
             apart = thought is not None and thought.is_apart(bool(self._json_schema) or self._tool is not None)
-            if later is None or apart:  # How such a solution continues depends on its thought.
+            if later is None or apart or branches[0].context:  # How such a solution continues depends on its thought.
                 return None
             fitting = int(min(later, self._meter.tokens.remaining / request.tokens))
             return AheadSamples(self._seed, self._tree.root.asked, fitting, request.tokens)
@@ -626,10 +677,14 @@ class _Search:
         limits, tree = self._limits, self._tree
         parents = dict.fromkeys(node.parent for node in branches if node.parent is not None)
         thoughts = tuple((parent.id, mark) for parent in parents if (mark := tree.thought_at(parent)))
-        path = limits.prompt.size + limits.solution_tokens, limits.max_depth
+        context = branches[0].context
+        if any(node.context is not context for node in branches):  # Their paths may have different lengths.
+            return None
+        tokens = limits.prompt_tokens(branches[0]) + limits.solution_tokens(branches[0])
+        path = tokens, limits.max_depth + (0 if context is None else len(context.id))
         thinking = tuple((parent.id, parent.thought_tokens) for parent in parents if parent.thought_tokens)
-        step, merges, context = self._max_step_tokens, tree.merges_siblings, limits.thinking_context
-        return Ahead(self._seed, *expected, step, *path, merges, thoughts, thinking, context)
+        step, merges, most = self._max_step_tokens, tree.merges_siblings, limits.thinking_context
+        return Ahead(self._seed, *expected, step, *path, merges, thoughts, thinking, most)
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
         lane = Lane.of(False, self._flex)
@@ -647,7 +702,7 @@ class _Search:
             terminal=node.ends,
             step_tokens=step.size if step else 0,
             logprob=step.logprob if step else None,
-            prefix_tokens=self._limits.prompt.size + (node.parent.path_tokens if node.parent else 0),
+            prefix_tokens=self._limits.prompt_tokens(node) + (node.parent.path_tokens if node.parent else 0),
             cached_tokens=node.cached_tokens,
             repeats=node.repeats.id if node.repeats else None,
             repeated_by=tuple(sibling.id for sibling in node.repeated_by),
@@ -681,7 +736,7 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = path_tokens(selection.node)
-        cost.prompt_tokens = cost.prompt_tokens or self._limits.prompt.size  # a server that encodes it has told more
+        cost.prompt_tokens = cost.prompt_tokens or self._limits.prompt_size  # a server that encodes it has told more
         cost.sample_tokens = round(sample_tokens, 1)
         cost.sample_seconds = round(self._results.pace.seconds(sample_tokens), 6)
         cost.add_up()

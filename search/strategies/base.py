@@ -18,7 +18,7 @@ from search.ports import Sampling, StopCondition
 from search.problem import Problem
 from search.strategies.path_score import Aggregation
 from search.strategies.vote_weights import VoteWeights
-from search.tree import Node, SearchTree
+from search.tree import Node, Reading, SearchTree
 
 
 class Expansion(NamedTuple):
@@ -33,6 +33,14 @@ class Expansion(NamedTuple):
     least: int = 1
     """Number of required children. A generator short of KV memory may give back the others: their indices are then in
     ``Node.given_back``, they are never written, and the search continues with fewer."""
+    reads: Reading | None = None
+    """If given, the children are written below a new context, which shows them the sources of this; ``node`` is the
+    first of these."""
+
+    @classmethod
+    def reading(cls, reads: Reading, count: int, **other: Any) -> "Expansion":
+        """``count`` children that read ``reads``."""
+        return cls(reads.sources[0], count, reads=reads, **other)
 
 
 class ExpectedChildren(NamedTuple):
@@ -115,6 +123,11 @@ class Strategy(BaseModel, ABC):
     @property
     def needs_logprobs(self) -> bool:
         """Whether the generator has to report the log-probabilities of its steps."""
+        return False
+
+    @property
+    def starts_contexts(self) -> bool:
+        """Whether it may request expansions that read other nodes."""
         return False
 
     @property

@@ -2,26 +2,33 @@
 
 from search.tree.nodes import (
     COMPLETE,
+    FIRST_CONTEXT,
     GIVEN_UP,
     NO_THOUGHT,
+    ContextNode,
     ExpansionRequest,
     HookEffect,
     Node,
     NodeId,
     NodeStatus,
+    Reading,
     Span,
     Step,
     StepEnd,
     Thought,
     TreeError,
+    begins_paths,
+    context_id,
 )
 from search.tree.prefill import Prefill
 from search.tree.tree import Fold, SearchTree
 
 __all__ = [
     "COMPLETE",
+    "FIRST_CONTEXT",
     "GIVEN_UP",
     "NO_THOUGHT",
+    "ContextNode",
     "ExpansionRequest",
     "Fold",
     "HookEffect",
@@ -29,10 +36,13 @@ __all__ = [
     "NodeId",
     "NodeStatus",
     "Prefill",
+    "Reading",
     "SearchTree",
     "Span",
     "Step",
     "StepEnd",
     "Thought",
     "TreeError",
+    "begins_paths",
+    "context_id",
 ]

@@ -2,16 +2,40 @@
 
 A node's id is its path of child indices from the root, so the same id means the same position in every run of the same
 search.
+
+**Contexts.** A context is a further root: a node without a step and without a parent, whose prompt is composed of the
+question and the texts of other nodes, its sources. Its id is that of its first source and an index of at least
+``FIRST_CONTEXT``. Whatever walks up a path ends at it as at the root.
 """
 
+import hashlib
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from search.prompt import Prompt
+
 NodeId = tuple[int, ...]
 """The path of child indices from the root; the root is ``()``."""
+NO_PROMPT = Prompt()
+FIRST_CONTEXT = 100_000
+"""Index of the first context that has a node as its first source; no child has so high an index."""
+
+
+def context_id(node_id: NodeId) -> NodeId:
+    """The id of the context that a node belongs to, itself for one; ``()``, the root's, in the search's own prompt."""
+    for end in range(len(node_id), 0, -1):
+        if node_id[end - 1] >= FIRST_CONTEXT:
+            return node_id[:end]
+    return ()
+
+
+def begins_paths(node_id: NodeId) -> bool:
+    """Whether paths begin below this node: it is the root or a context."""
+    return not node_id or node_id[-1] >= FIRST_CONTEXT
 
 
 class StepEnd(StrEnum):
@@ -64,7 +88,8 @@ class Step(NamedTuple):
     @property
     def written_tokens(self) -> int:
         """Number of tokens that the model wrote."""
-        return self.size - sum(end - start for start, end in self.given)
+        tokens = len(self.token_ids) if self.counted is None else self.counted
+        return tokens - sum(end - start for start, end in self.given)
 
     @property
     def thinking_tokens(self) -> int:
@@ -146,6 +171,17 @@ class SiblingKey(NamedTuple):
     ends: bool
 
 
+class Reading(NamedTuple):
+    """What a new context shows its readers."""
+
+    sources: tuple["Node", ...]
+    """The candidates, last nodes of their paths, in the order in which they are shown; at least one."""
+    template: str
+    """Name of the template (``select``, ``fuse``, ``refine``, …)."""
+    note: str = ""
+    """What is known beside them: failed checks, a program's error, criteria."""
+
+
 @dataclass(eq=False, slots=True)
 class Continuations:
     """The steps written below a text, by all nodes that have this text."""
@@ -192,6 +228,8 @@ class Node:
     """What the step hook did with ``step``; None if it was not called."""
     ends: bool = False
     """Whether the path ends here, so that nothing can be written below."""
+    context: "ContextNode | None" = field(default=None, repr=False)
+    """The context that it belongs to, itself for one; None in the search's own prompt."""
     asked_below: bool = False
     """Whether branches were ever requested below it."""
     given_back: frozenset[int] = frozenset()
@@ -245,12 +283,23 @@ class Node:
 
     @property
     def depth(self) -> int:
-        """Steps from the root: 0 for the root."""
-        return len(self.id)
+        """Steps from the root or the context: 0 for these."""
+        return len(self.id) if self.context is None else len(self.id) - len(self.context.id)
+
+    @property
+    def reading(self) -> Reading | None:
+        """What a context shows its readers; None for all other nodes."""
+        return None
+
+    @property
+    def search_parent(self) -> "Node | None":
+        """The node whose text this one goes on from: its parent, or directly below a context its first source."""
+        parent = self.parent
+        return parent if parent is None or (reading := parent.reading) is None else reading.sources[0]
 
     @property
     def path(self) -> list["Node"]:
-        """The nodes from the root's child down to this node, without the root."""
+        """The nodes from the child of the root or of the context down to this node."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -317,6 +366,41 @@ class Node:
     def token_ids(self) -> list[int]:
         """The ids of the path, those that the step hook added included, the prompt excluded."""
         return list(chain.from_iterable(map(_TOKEN_IDS, self.steps)))
+
+
+@dataclass(eq=False, slots=True)
+class ContextNode(Node):
+    """A context: the beginning of the paths that read other nodes."""
+
+    reading: Reading = field(kw_only=True, repr=False)
+    prompt: Prompt = NO_PROMPT
+    """What the paths below continue. Empty in a restored tree, until a search composes it again."""
+    prompt_tokens: int = 0
+    """Its size; known without it."""
+    round: int = 1
+    """1 if it reads nodes of the search's own prompt alone; one more than the last round that it reads otherwise."""
+    unread: int = 0
+    """Number of further sources that were left out because the context length has no room for them."""
+    digest: str = ""
+    """Digest of the prompt, for a search that composes it again."""
+
+    def begin_with(self, prompt: Prompt) -> None:
+        """Sets the prompt.
+
+        Raises:
+            ValueError: it is not the one that the tree was grown with.
+        """
+        digest = digest_of(prompt)
+        if self.digest not in ("", digest):
+            raise ValueError(f"the prompt of context {list(self.id)} is not the one that the tree was grown with")
+        self.prompt, self.prompt_tokens, self.digest = prompt, prompt.size, digest
+
+
+def digest_of(prompt: Prompt) -> str:
+    """A digest of a prompt, in hexadecimal digits."""
+    digest = hashlib.blake2b(prompt.messages.encode(), digest_size=8)
+    digest.update(array("q", prompt.token_ids))
+    return digest.hexdigest()
 
 
 _TOKEN_IDS = attrgetter("token_ids")

@@ -7,6 +7,9 @@ changes.
 the id and seed of its request. Only the copy with the lowest id represents the text: it counts the copies (``count``),
 is scored, grows and answers. The others are ``REPEATED``. So decisions do not depend on the order of arrival, and a
 path knows how often it was written (``SearchTree.multiplicity``).
+
+**Contexts** (`search.tree.nodes`) are further roots. They are no nodes in any count, level or list of nodes; the
+terminal nodes below them are among the terminal ones.
 """
 
 from bisect import bisect_left, insort
@@ -22,14 +25,17 @@ from search.rewards import is_reward
 from search.tree.nodes import (
     COMPLETE,
     ENDED,
+    FIRST_CONTEXT,
     GIVEN_UP,
     IN_FLIGHT,
+    ContextNode,
     Continuations,
     ExpansionRequest,
     HookEffect,
     Node,
     NodeId,
     NodeStatus,
+    Reading,
     SiblingKey,
     Step,
     StepEnd,
@@ -112,6 +118,8 @@ class SearchTree:
         self.strategy_cache: dict[Any, Any] = {}
         """Cache of a strategy's results (levels decided, problems solved), by any key. They follow from the nodes that
         have arrived; the cache is cleared when a reward is taken back."""
+        self.contexts: list[ContextNode] = []
+        """The contexts, in the order of their creation."""
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._last_serial = self._settled_serial = 0
         self._levels: list[list[Node]] = [[self.root]]
@@ -132,12 +140,12 @@ class SearchTree:
         return node_id in self._nodes
 
     def __len__(self) -> int:
-        """The number of nodes, without the root, lookaheads included."""
-        return len(self._nodes) - 1
+        """The number of nodes, without the root and the contexts, lookaheads included."""
+        return len(self._nodes) - 1 - len(self.contexts)
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, lookaheads included, in the order of their requests."""
+        """Every node but the root and the contexts, lookaheads included, in the order of their requests."""
         return (node for node in self._nodes.values() if node.parent is not None)
 
     @property
@@ -161,7 +169,7 @@ class SearchTree:
         return sorted((n for n in self.nodes if n.status is status and not n.is_lookahead), key=lambda node: node.id)
 
     def level(self, depth: int) -> list[Node]:
-        """The nodes at that depth, without lookaheads, ordered by id; the root at depth 0."""
+        """The nodes at that depth below the root, without lookaheads, ordered by id; the root at depth 0."""
         return sorted(self._levels[depth], key=lambda node: node.id) if depth < len(self._levels) else []
 
     @property
@@ -170,8 +178,8 @@ class SearchTree:
         return len(self._levels) - 1
 
     def ended(self, depth: int) -> int:
-        """The number of paths that ended at that depth or above; repeated paths count each time. Lookaheads do not
-        count, nor do paths that the step hook ended, which are no solutions."""
+        """The number of paths of the search's own prompt that ended at that depth or above; repeated paths count each
+        time. Lookaheads do not count, nor do paths that the step hook ended, which are no solutions."""
         return sum(self._ended[: depth + 1])
 
     def multiplicity(self, node: Node) -> Fraction:
@@ -301,6 +309,14 @@ class SearchTree:
         first = parent.asked
         return [self._add(parent, index) for index in range(first, first + count)]
 
+    def begin(self, context: ContextNode) -> None:
+        """Adds a context, which gets its id."""
+        first = context.reading.sources[0].id
+        index = FIRST_CONTEXT
+        while (*first, index) in self._nodes:
+            index += 1
+        self._add_context(context, (*first, index))
+
     def extend(self, parent: Node, step: Step, ends: bool = False) -> Node:
         """Adds the next step of a whole solution below the step before it, already written."""
         if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN, NodeStatus.REPEATED):
@@ -326,7 +342,7 @@ class SearchTree:
             self.settled -= node.serial <= self._settled_serial
         self.given_back += len(nodes)
         gone = set(nodes)
-        for depth in {node.depth for node in nodes}:
+        for depth in {node.depth for node in nodes if node.context is None}:
             self._levels[depth] = [node for node in self._levels[depth] if node not in gone]
         while len(self._levels) > 1 and not self._levels[-1]:
             self._levels.pop()
@@ -463,6 +479,28 @@ class SearchTree:
                     self._count_hook(hook)
         self._set_status(node, status)
 
+    def restore_context(
+        self,
+        node_id: NodeId,
+        sources: Sequence[NodeId],
+        template: str,
+        note: str = "",
+        prompt_tokens: int = 0,
+        digest: str = "",
+        unread: int = 0,
+    ) -> None:
+        """Adds a context that another tree had, after its sources and before the nodes below it.
+
+        Raises:
+            KeyError: a source is missing.
+            ValueError: the id is not that of a context of these sources.
+        """
+        reading = Reading(tuple(self._nodes[source] for source in sources), template, note)
+        if node_id in self._nodes or node_id[:-1] != tuple(sources[0]) or node_id[-1] < FIRST_CONTEXT:
+            raise ValueError("its id is not that of a context of its sources")
+        context = ContextNode((), None, reading=reading, prompt_tokens=prompt_tokens, digest=digest, unread=unread)
+        self._add_context(context, node_id)
+
     def restore_given_back(self, node_id: NodeId, indices: Collection[int]) -> None:
         """Records which children of a node were given back in another tree."""
         self._nodes[node_id].given_back = frozenset(indices)
@@ -508,7 +546,11 @@ class SearchTree:
                 problems.append(f"{node.id} is {node.status} and counts {node.count}")
             if node.hook is not None and not (node.step and node.step.text.endswith(node.hook.text)):
                 problems.append(f"the step of {node.id} does not end with the text of the step hook")
-        for node in (self.root, *self.nodes):
+        for context in self.contexts:
+            sources = context.reading.sources
+            if context.id[:-1] != sources[0].id or any(self._nodes.get(each.id) is not each for each in sources):
+                problems.append(f"{context.id} is no context of its sources {[each.id for each in sources]}")
+        for node in (self.root, *self.contexts, *self.nodes):
             below = node.continuations
             if below is not None and below.standing != sorted((below.by_text or {}).values(), key=_ID):
                 problems.append(f"the distinct children of {node.id} are not in order")
@@ -522,7 +564,8 @@ class SearchTree:
     def _add(self, parent: Node, index: int) -> Node:
         self._last_serial += 1
         node = Node((*parent.id, index), parent, self._last_serial, is_lookahead=parent.is_lookahead or index < 0)
-        if not node.is_lookahead:
+        node.context = parent.context
+        if not node.is_lookahead and node.context is None:
             if node.depth == len(self._levels):
                 self._levels.append([])
                 self._ended.append(0)
@@ -531,6 +574,14 @@ class SearchTree:
         self._nodes[node.id] = node
         self._live[node] = None
         return node
+
+    def _add_context(self, context: ContextNode, node_id: NodeId) -> None:
+        if any(source.is_lookahead or source.step is None for source in context.reading.sources):
+            raise TreeError(f"the sources of context {node_id} must be written nodes that are no lookaheads")
+        context.id, context.context, context.status = node_id, context, NodeStatus.OPEN
+        context.round = 1 + max(source.context.round if source.context else 0 for source in context.reading.sources)
+        self._nodes[node_id] = context
+        self.contexts.append(context)
 
     def _set_step(self, node: Node, step: Step, ends: bool) -> None:
         assert node.parent is not None
@@ -616,7 +667,7 @@ class SearchTree:
         first.repeated_by += (node,)
         first.count += 1
         self.repeated += 1
-        if first.status is NodeStatus.TERMINAL and not first.ended_by_hook:
+        if first.status is NodeStatus.TERMINAL and first.context is None and not first.ended_by_hook:
             self._ended[first.depth] += 1
 
     def _represent(self, node: Node, first: Node) -> None:
@@ -645,10 +696,12 @@ class SearchTree:
         """Changes a status, and updates every count and list that depends on it. The only method that does."""
         if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
             self._terminals.remove(node)
-            self._ended[node.depth] -= 0 if node.ended_by_hook else node.count
+            if node.context is None:
+                self._ended[node.depth] -= 0 if node.ended_by_hook else node.count
         if status is NodeStatus.TERMINAL and not node.is_lookahead:
             insort(self._terminals, node, key=_ID)
-            self._ended[node.depth] += 0 if node.ended_by_hook else node.count
+            if node.context is None:
+                self._ended[node.depth] += 0 if node.ended_by_hook else node.count
         if status in IN_FLIGHT:
             self._live[node] = None
         else:

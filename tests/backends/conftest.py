@@ -22,7 +22,13 @@ def started(command: list[str], port: int, path: str, log: Path, **environment: 
     """The URL of a server, once it answers at ``path``."""
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment})
+        # It ends with this process, however that ends: it would keep its port, and whatever lock it has inherited.
+        server = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *command],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
     try:
         deadline = time.monotonic() + START_S
         while not _answers(url + path):

@@ -32,7 +32,7 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import tree_as_json
-from search.tree import StepEnd
+from search.tree import FIRST_CONTEXT, NodeId, StepEnd
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.markov_model import save_markov_model
 from tests.engine.thinking_vocabularies import PARSERS, QWEN3_TEMPLATE, thinking_vocabulary
@@ -89,9 +89,10 @@ class Thinker:
         until: StopCondition = StopCondition.STEP,
         schema: str = "",
         max_tokens: int = 100,
+        parent: NodeId = (),
     ) -> list[Child]:
         branches = tuple(Branch(index, branch_seed(3, (), index), max_tokens) for index in indices)
-        item = ExpandItem((), tuple(self.prompts[thought.opened]), branches)
+        item = ExpandItem(parent, tuple(self.prompts[thought.opened]), branches)
         request = ExpandRequest(
             *("search", (item,), Sampling(1.0), until, Lane.DEMAND, MINUTES, True), json_schema=schema, thought=thought
         )
@@ -148,6 +149,9 @@ async def test_a_first_step_is_a_whole_thought_and_one_step(thinker: Thinker, op
     some = everyone[::30]
     alone = [await thinker.children(ThoughtRequest(opened, 60, False, 40), [child.index]) for child in some]
     assert [each.steps[0].token_ids for [each] in alone] == [child.steps[0].token_ids for child in some]
+    context, indices = (0, FIRST_CONTEXT), [child.index for child in some]
+    read = await thinker.children(ThoughtRequest(opened, 60, False, 40), indices, parent=context)
+    assert [each.steps[0].token_ids for each in read] == [child.steps[0].token_ids for child in some]
     after = thinker.engine.stats()
     assert after["generated_tokens"] - before["generated_tokens"] == (
         after["written_tokens"] - before["written_tokens"]

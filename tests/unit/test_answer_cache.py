@@ -25,8 +25,8 @@ from deployments.service.answer_cache import (
 from deployments.service.embedding import Embedder
 from deployments.service.question_guard import marks_of
 from search.answers.voting import AnswerGroup, AnswerSelection
-from search.run.report import SearchCost, SearchOutcome, StepScored, StopReason
-from search.tree import NodeStatus, SearchTree, Step, StepEnd
+from search.run.report import ContextStarted, SearchCost, SearchOutcome, StepScored, StopReason
+from search.tree import ContextNode, NodeStatus, Reading, SearchTree, Step, StepEnd
 
 HERE = f"{__name__}:"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -104,6 +104,25 @@ async def test_an_answer_has_the_paths_of_the_answers_and_no_other_part_of_the_t
     assert again.selection.groups[0].best is node
     assert node.status is NodeStatus.TERMINAL
     assert again.tree.root.children == {}
+    assert match.kept.events == (event,)
+
+
+async def test_an_answer_that_read_others_is_kept_without_them() -> None:
+    cache, original = cache_of(), outcome()
+    tree = original.tree
+    context = ContextNode((), None, reading=Reading((tree.root.children[0],), "refine"))
+    tree.begin(context)
+    [node] = tree.request(context, 1)
+    tree.write(node, Step((1, 2), "It is 42 after all.", StepEnd.END_OF_SEQUENCE), ends=True)
+    tree.complete(node, 0.9)
+    event = ContextStarted(context.id, ((0,),), "refine", 12, 2, 2)
+    selection = original.selection._replace(node=node)
+    cache.keep(asked("6*7?"), None, replace(original, selection=selection), [event])
+    assert cache.check_integrity() == []
+    match, _ = await cache.match(asked("6*7?"))
+    assert match is not None
+    again = match.kept.found("s2")
+    assert (again.selection.node.id, again.selection.node.text) == ((0, 100_000, 0), "It is 42 after all.")
     assert match.kept.events == (event,)
 
 

@@ -212,4 +212,5 @@ async def test_resizing_admits_waiters_and_interrupts_nothing() -> None:
 
 async def test_a_request_counts_what_was_written_for_it_whether_it_was_asked_for_or_not() -> None:
     cost = SearchCost(generated_tokens=100, thinking_tokens=40, unused_tokens=30, hook_tokens=7)
-    assert Slot(Owner("a"), charged=5, searches=[cost, SearchCost(unused_tokens=2)]).tokens == 5 + 100 + 30 + 7 + 2
+    searches = [cost, SearchCost(unused_tokens=2), SearchCost(context_prompt_tokens=40)]
+    assert Slot(Owner("a"), charged=5, searches=searches).tokens == 5 + 100 + 30 + 7 + 2 + 40

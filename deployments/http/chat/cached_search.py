@@ -10,10 +10,10 @@ from deployments.config import KeyRecord
 from deployments.http.chat.schema import ChatRequest
 from deployments.http.endpoint import Endpoint
 from deployments.http.streaming import Searching
-from deployments.service.answer_cache import MAX_EVENTS, AnswerCache, Question, ShownEvent, digest_of
+from deployments.service.answer_cache import MAX_EVENTS, AnswerCache, Question, digest_of
 from deployments.service.searches import SearchJob
 from deployments.service.slots import Slot
-from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
+from search.run.report import EventSink, SearchEvent, SearchOutcome, ShownEvent
 
 NO_STORE = "no-store"
 
@@ -44,7 +44,7 @@ class CachedSearch:
         events: list[ShownEvent] = []
 
         def note(event: SearchEvent) -> None:
-            if isinstance(event, StepScored | StepsPruned) and len(events) <= MAX_EVENTS:
+            if isinstance(event, ShownEvent) and len(events) <= MAX_EVENTS:
                 events.append(event)
 
         outcome = await self._searches.search(job, slot, note, *sinks)

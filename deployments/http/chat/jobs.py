@@ -40,6 +40,7 @@ from search.tools.listing import listed
 from search.tree import Prefill
 
 NO_BACKEND_TOOLS = "tools: not yet supported in front of a backend (generator.url)"
+NO_BACKEND_LOGPROBS = "logprobs: the tokens of a backend (generator.url) are known where generator.tokenizer is set"
 NO_TOKEN_BEAM = "token-level beam search needs an engine; this server is in front of a backend (generator.url)"
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Variables by which chat templates ask for no thinking, if they are false."""
@@ -142,6 +143,8 @@ class Jobs:
         elif tools:
             default = with_tools(request, default, now)
         settings = self._resolver.settings(request, self._limits(key), default)
+        if isinstance(self._encoder, MessageEncoder) and request.logprobs:
+            raise BadRequest(NO_BACKEND_LOGPROBS, "logprobs", "unsupported_parameter")
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")

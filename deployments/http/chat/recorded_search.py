@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from deployments.admission.errors import ApiError
 from deployments.admission.stopping import Stopping
 from deployments.http.errors import api_error
-from deployments.http.replies import Head, Json, completion, dumps, pruned_events, step_event
+from deployments.http.replies import Head, Json, completion, dumps, quiet_events, step_event
 from deployments.http.store_access import StoreAccess
 from deployments.http.streaming import Searching, SearchStream, StreamFormat
 from deployments.service.searches import SearchJob
 from deployments.service.slots import Slot
 from deployments.store import ResponseRecord, SearchEnd, SearchRecord, SearchStatus, SearchWriter, StoreError
-from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
+from search.run.report import EventSink, QuietEvent, SearchEvent, SearchOutcome, StepScored
 
 logger = logging.getLogger("banyan.http")
 
@@ -147,8 +147,8 @@ class RecordedSearch:
             if self._response:
                 self._response.note(data)
             self._lines.append(dumps(data))
-        elif isinstance(event, StepsPruned):
-            self._lines += map(dumps, pruned_events(event))
+        elif isinstance(event, QuietEvent):
+            self._lines += map(dumps, quiet_events(event))
 
     async def _write(self, writer: SearchWriter, running: asyncio.Task[Any]) -> None:
         """Writes events until the search has ended, then how it ended. Cancels ``running``, the task of a search in the

@@ -140,19 +140,28 @@ export function draw(context, nodes, scene) {
   if (camera.down >= LABEL_DOWN && camera.across >= LABEL_ACROSS) labels(context, drawn, scene);
 }
 
-// A square where the path ends, and where a circle could not be told from one: squares are drawn faster.
+// A diamond for a context. A square where the path ends, and where a circle could not be told from one: squares are drawn faster.
 function outline(path, node, size, small = false) {
+  if (node.sources) {
+    const corners = [[0, -1], [1, 0], [0, 1], [-1, 0], [0, -1]].map(([x, y]) => [node.x + 1.5 * size * x, node.y + 1.5 * size * y]);
+    return corners.forEach(([x, y], index) => (index ? path.lineTo(x, y) : path.moveTo(x, y)));
+  }
   if (node.ends || small) return path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
   path.moveTo(node.x + size, node.y);
   path.arc(node.x, node.y, size, 0, 2 * Math.PI);
 }
 
 function edges(context, nodes, { camera, theme, moment, answering, model }) {
-  const kinds = { gone: new Path2D(), answer: new Path2D() };
+  const kinds = { gone: new Path2D(), answer: new Path2D(), read: new Path2D() };
   const dense = camera.down < 9;
   for (const node of nodes) {
     if (node === model.root) continue;
     const { above } = node;
+    for (const source of node.sources?.slice(1) ?? []) {
+      const { x, y } = model.shownFor(source);
+      kinds.read.moveTo(x, y);
+      kinds.read.lineTo(node.x, node.y);
+    }
     const plain = dense && node.reward !== null ? theme.shades[Math.round(node.reward * SHADES)] : theme.line;
     const kind = answering.has(node) ? "answer" : node.prunedAt <= moment ? "gone" : plain;
     const path = (kinds[kind] ??= new Path2D());
@@ -160,7 +169,7 @@ function edges(context, nodes, { camera, theme, moment, answering, model }) {
     path.moveTo(above.x, above.y);
     path.bezierCurveTo(above.x + bend, above.y, node.x - bend, node.y, node.x, node.y);
   }
-  const { answer, gone, ...plain } = kinds;
+  const { answer, gone, read, ...plain } = kinds;
   context.lineWidth = camera.down < 5 ? 0.7 : 1.2;
   context.globalAlpha = dense ? 0.6 : 1; // in a dense tree lines carry the colours: nodes are too small to
   for (const [shade, path] of Object.entries(plain)) {
@@ -169,6 +178,7 @@ function edges(context, nodes, { camera, theme, moment, answering, model }) {
   }
   context.globalAlpha = 1;
   context.strokeStyle = theme.line;
+  context.stroke(read); // what a context reads besides the solution that it stands below
   if (nodes.length < 800) context.setLineDash([2, 3]); // dashes cost most of a frame where there are thousands
   context.stroke(gone);
   context.setLineDash([]);

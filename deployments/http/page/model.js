@@ -7,7 +7,7 @@ function makeNode(id, parent) {
   return {
     id, parent, key: id.join("."), text: null, thinking: "", hook: null, reward: null, score: null, logprob: null, tokens: 0, prefix: 0,
     cached: null, ends: false, ahead: id.some((index) => index < 0),
-    born: NEVER, prunedAt: NEVER, repeats: null, copies: [], below: [], seen: NEVER, x: null, y: null,
+    born: NEVER, prunedAt: NEVER, sources: null, repeats: null, copies: [], below: [], seen: NEVER, x: null, y: null,
   };
 }
 
@@ -38,6 +38,10 @@ export class SearchModel {
     if (event?.type === "step_scored" && Array.isArray(event.node)) this.#step(event);
     else if (event?.type === "steps_pruned" && Array.isArray(event.pruned)) {
       for (const id of event.pruned) this.#node(id).prunedAt = this.length + 1;
+    } else if (event?.type === "context_started" && Array.isArray(event.context)) {
+      const sources = event.sources.map((source) => this.#node(source));
+      const text = `${event.template}: reads ${sources.length}`;
+      Object.assign(this.#node(event.context), { sources, text, tokens: event.prompt_tokens, born: this.length + 1 });
     } else return;
     this.events.push(event);
     this.changed = true;
@@ -65,10 +69,10 @@ export class SearchModel {
     return node ? this.shownFor(node) : null;
   }
 
-  // From the root's child to this node.
+  // From the child of the root, or of a context, to this node.
   path(node) {
     const nodes = [];
-    for (; node && node !== this.root; node = this.shownFor(node.parent)) nodes.unshift(node);
+    for (; node && node !== this.root && !node.sources; node = this.shownFor(node.parent)) nodes.unshift(node);
     return nodes;
   }
 

@@ -16,6 +16,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
 const textOf = ({ text, thinking, hook }) => [element("i", thinking, "thinking"), (text ?? "").slice(thinking.length), ...(hook?.text ? [element("ins", hook.text)] : [])];
+const nameOf = (node) => `${node.sources ? "Context" : "Step"} ${node.key}`;
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
 const bill = (written, read, seconds) => `${count(Math.round(written))} tokens written, ${count(read)} read, ${decimals(seconds, 1)}\u00a0s`;
 
@@ -156,7 +157,7 @@ export class Pane {
     this.slider.value = moment;
     put(this.output, `${count(moment)} of ${count(model.length)}`);
     const doing = this.failure ? "failed" : this.busy ? (model.length ? "searching" : "waiting for the first step") : model.search ? "answered" : "";
-    const steps = model.length ? `${count(this.nodes.length - 1)} distinct steps · ${count(tokens)} tokens` : "";
+    const steps = model.length ? `${count(this.nodes.filter((node) => node.parent && !node.sources).length)} distinct steps · ${count(tokens)} tokens` : "";
     put(this.doing, doing); // screen readers say this one; the totals change too often
     put(this.totals, (doing && steps && " · ") + steps);
     this.problem.hidden = !this.failure;
@@ -184,7 +185,7 @@ export class Pane {
       const said = { level: node.level + 1, posinset: node.number + 1, setsize: node.above?.below.length ?? 1, selected: true };
       for (const [name, value] of Object.entries(said)) this.active.setAttribute(`aria-${name}`, value);
       const reward = node.reward === null ? "" : `, reward ${decimals(node.reward)}`;
-      const label = node.parent ? `Step ${node.key}${reward}: ${lineOf(node).slice(0, 200)}` : "The question";
+      const label = node.parent ? `${nameOf(node)}${reward}: ${lineOf(node).slice(0, 200)}` : "The question";
       this.active.setAttribute("aria-label", label);
     }
     this.#showStep();
@@ -197,18 +198,19 @@ export class Pane {
     this.root.classList.toggle("reading", Boolean(node));
     if (!node) return;
     const [text, whole] = this.step.querySelectorAll("pre");
-    this.step.querySelector("h3").textContent = node.parent ? `Step ${node.key}` : "Question";
+    this.step.querySelector("h3").textContent = node.parent ? nameOf(node) : "Question";
     text.replaceChildren(...(node.parent ? textOf(node) : [this.model.about.question ?? ""]));
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
     hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
-    this.step.querySelector("details").hidden = !node.parent;
+    this.step.querySelector("details").hidden = !node.parent || Boolean(node.sources);
     whole.replaceChildren(...this.model.path(node).flatMap(textOf));
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);
   }
 
   #facts(node) {
+    if (node.sources) return [["reads", node.sources.map((source) => source.key).join(", ")], ["prompt", `${count(node.tokens)} tokens`]];
     const perToken = typeof node.logprob === "number" && node.tokens ? ` (${decimals(node.logprob / node.tokens)} a token)` : "";
     const copies = node.copies.filter((copy) => copy.born < Infinity);
     const state = [

@@ -21,7 +21,7 @@ from deployments.http.responses.schema import ResponsesRequest, Turn
 from deployments.http.responses.summary import summary_of
 from deployments.http.responses.tools import NamedFunction
 from deployments.store import LOST, RecordedMessage, ResponseRecord, SearchEnd, SearchStatus
-from search.run.report import SearchOutcome, StepScored, StepsPruned
+from search.run.report import QuietEvent, SearchOutcome, StepScored
 from search.settings import SearchSettings
 
 MAX_REASONING_CHARS = 1 << 16
@@ -205,7 +205,7 @@ class ResponseReply:
         self.note(data)
         return self._events.step(data)
 
-    def pruned(self, event: StepsPruned) -> Iterator[Data]:
+    def quiet(self, event: QuietEvent) -> Iterator[Data]:
         """Yields nothing: this API has no event for it."""
         yield from ()
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import StreamingResponse
 
 from deployments.http.replies import Json, dumps
-from search.snapshot import SNAPSHOT_VERSION, nodes_as_json, rest_as_json
+from search.snapshot import nodes_as_json, rest_as_json, version_of
 from search.tools.turns import Turns
 from search.tree import SearchTree
 
@@ -18,7 +18,7 @@ async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
     turns = Turns()
     pieces: list[bytes] = []
     piece = bytearray(dumps(reply).removesuffix("}").encode())
-    piece += f',"tree":{{"version":{SNAPSHOT_VERSION},"nodes":['.encode()
+    piece += f',"tree":{{"version":{version_of(tree)},"nodes":['.encode()
     separator = b""
     for node in nodes_as_json(tree):
         piece += separator + dumps(node).encode()

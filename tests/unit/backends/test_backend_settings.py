@@ -1,5 +1,6 @@
 """What a backend's settings allow, and that no key is in an error about them, nor in their dump."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.backends.pool import Pool
+from deployments.backends.prm_settings import UrlPrmSettings
 from deployments.backends.settings import BackendSettings
+from deployments.config import AppConfig
+from search.run.bill import Price, Prices
 
 KEY = "sk-never-seen-4711"
 
@@ -61,3 +65,15 @@ def test_a_key_is_in_no_dump_of_the_settings(tmp_path: Path, monkeypatch: pytest
     assert key is not None
     assert key.get_secret_value() == KEY
     assert KEY not in f"{settings!r} {settings.model_dump_json()} {key!r} {vars(Pool(settings)._endpoints[0])}"
+
+
+def test_a_reward_model_behind_a_url_is_part_of_the_settings_tree() -> None:
+    prm = {"url": "http://one", "format": {"family": "step_head"}, "price": {"input": 2, "output": 8}}
+    config = AppConfig.model_validate({"prm": prm})
+    assert isinstance(config.prm, UrlPrmSettings)
+    assert AppConfig.model_validate(config.model_dump()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.prices == Prices(None, Price(2, 8, 2))
+    assert "prm" not in config.engines
+    with pytest.raises(ValidationError, match=r"prm\.format\.max_length\n  no such setting"):
+        AppConfig.model_validate({"prm": prm | {"format": {"family": "step_head", "max_length": 1}}})

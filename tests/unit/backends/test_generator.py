@@ -22,7 +22,7 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
-from tests.unit.backends.text_model import DELIMITER, MODEL, LocalModel, TextModel
+from tests.unit.backends.text_model import CONTEXT, DELIMITER, MODEL, PROMPT_TOKENS, LocalModel, TextModel
 from tests.unit.search.search_fakes import FakeScorer
 
 CHAT = json.dumps([{"role": "user", "content": "How much is it?"}])
@@ -138,6 +138,20 @@ async def test_a_branch_that_fails_ends_the_call_behind_all_others() -> None:
     assert sorted(arrived) == [0, 2, 3]
 
 
+async def test_a_branch_that_the_context_cannot_hold_is_as_long_as_it_can() -> None:
+    server = TextModel()
+    async with server.served() as pool:
+        generator = UrlGenerator(pool, ALL)
+        request = asked(StopCondition.SOLUTION)
+        [item] = request.expansions
+        long = request._replace(expansions=(item._replace(branches=(Branch(0, 1, CONTEXT - 3),)),))
+        for _ in range(2):
+            [child] = await children(generator, long)
+            assert child.steps
+    limits = [body["max_tokens"] for body in server.bodies]
+    assert limits == [CONTEXT - 3, 1, CONTEXT - PROMPT_TOKENS, CONTEXT - PROMPT_TOKENS]
+
+
 async def test_thinking_that_is_told_apart_is_the_beginning_of_the_first_step() -> None:
     thought = ThoughtRequest(opened=False, max_tokens=64, closes=False, solution_tokens=64)
     async with TextModel(thinks=True).served() as pool:
@@ -155,10 +169,14 @@ async def test_token_ids_of_a_step_are_those_that_the_backend_wrote() -> None:
     async with TextModel().served() as pool:
         request = asked(StopCondition.STEP, prefix=prefix, messages="", logprobs=True)
         [child] = await children(UrlGenerator(pool, ALL), request)
-    [step] = child.steps
-    assert "".join(map(chr, step.token_ids)) == step.text
-    assert step.counted is None
-    assert step.logprob is not None
+        whole = asked(StopCondition.SOLUTION, 8, prefix=prefix, messages="", logprobs=True)
+        solutions = await children(UrlGenerator(pool, ALL), whole)
+    assert len(child.steps) == 1
+    assert max(len(solution.steps) for solution in solutions) > 1
+    for step in (*child.steps, *(step for solution in solutions for step in solution.steps)):
+        assert "".join(map(chr, step.token_ids)) == step.text
+        assert (step.counted, step.logprob) == (None, -len(step.text))
+        assert step.token_logprobs == (-1.0,) * len(step.text)
 
 
 async def test_a_tree_of_token_ids_goes_on_behind_the_ids_that_the_backend_wrote() -> None:

@@ -27,6 +27,9 @@ DELIMITER = "\n\n"
 EOS = ""
 WORDS = (" so", " then", " we", " add", " two", " and", " carry", " one")
 MODEL = "text-model"
+CONTEXT = 2048
+PROMPT_TOKENS = 7
+"""Of every prompt."""
 
 
 def next_token(seed: int | None, text: str) -> str:
@@ -83,7 +86,7 @@ class TextModel:
         return Starlette(routes=routes)
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": MODEL, "max_model_len": 2048}]})
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "max_model_len": CONTEXT}]})
 
     async def _reply(self, request: Request) -> Response:
         body = await request.json()
@@ -91,7 +94,7 @@ class TextModel:
         if error := self._error(body):
             return JSONResponse({"error": {"message": error, "code": 400}}, status_code=400)
         whole = [self._choice(body, index) for index in range(body.get("n", 1) if self.n else 1)]
-        usage = {"prompt_tokens": 7, "completion_tokens": sum(len(each["tokens"]) for each in whole)}
+        usage = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": sum(len(each["tokens"]) for each in whole)}
         if body.get("stream"):
             return StreamingResponse(self._events(body, whole, usage), media_type="text/event-stream")
         if self.hangs:
@@ -126,6 +129,9 @@ class TextModel:
             *(("ignore_eos",) if self.counts else ()),
             *(("continue_final_message", "add_generation_prompt") if self.continues == "asked" else ()),
         }
+        limit = body.get(self.limit_name, 16)
+        if PROMPT_TOKENS + limit > CONTEXT:
+            return f"{limit} tokens are more than the context holds behind {PROMPT_TOKENS}"
         unknown = body.keys() - known
         return f"unknown fields: {sorted(unknown)}" if unknown else ""
 
@@ -155,8 +161,10 @@ class TextModel:
             content = [{"token": token, "logprob": -float(len(token))} for token in tokens]
             rest = {"logprobs": {"content": content}}
         if body.get("return_token_ids"):
-            rest["token_ids"] = [ord(letter) for token in tokens for letter in token]
             tokens = list("".join(tokens))
+            rest["token_ids"] = [*map(ord, tokens)]
+            if rest.get("logprobs"):
+                rest["logprobs"] = {"tokens": tokens, "token_logprobs": [-1.0] * len(tokens)}
         said: dict[str, Any] = {"content": "".join(tokens)}
         deltas = [{"content": token} for token in tokens]
         if thought:

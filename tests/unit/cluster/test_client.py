@@ -40,7 +40,7 @@ def test_a_plain_reply(endpoint: Endpoint) -> None:
     reply = asyncio.run(ask(f"{endpoint.url}/v1/"))
     assert reply.search.answer == "2"
     assert reply.search.model_extra == {"a_figure_of_tomorrow": 40}
-    assert reply.search.cost == SearchCost(
+    assert reply.search.cost_figures == SearchCost(
         nodes=3, expand_calls=2, prm_calls=2, generated_tokens=30, cached_tokens=12, seconds=0.01
     )
     assert reply.usage is not None

@@ -169,3 +169,37 @@ def test_the_file_itself_is_not_overwritten(tmp_path: Path) -> None:
     file.write_text("{}")
     assert CliRunner().invoke(app, ["tree", str(file)]).exit_code == 2
     assert file.read_text() == "{}"
+
+
+def test_contexts_come_after_what_they_read_and_before_what_they_write(tmp_path: Path) -> None:
+    def node(node_id: list[int], text: str) -> Json:
+        usual = {"reward": None, "status": "terminal", "tokens": 2, "end": "end_of_sequence", "logprob": None}
+        return {"id": node_id, "text": text, **usual}
+
+    first, read, second = [1, 100_000], [0, 100_000], [1, 100_000, 0, 100_000]
+    contexts = [
+        {"id": node_id, "sources": sources, "template": "fuse", "prompt_tokens": 9, "digest": "0"}
+        for node_id, sources in ((read, [[0], [1]]), (first, [[1], [0]]), (second, [[*first, 0], [*read, 0]]))
+    ]
+    nodes = [node([0], "a"), node([*read, 0], "c"), node([1], "b"), node([*first, 0], "d"), node([*second, 0], "e")]
+    tree = {"version": 3, "nodes": nodes, "contexts": contexts}
+    file = tmp_path / "reply.json"
+    file.write_text(json.dumps({"text": "e", "tree": tree}))
+    search = shown(file)
+    named = [(event["type"], event.get("node") or event["context"]) for event in search["events"]]
+    assert named == [
+        ("step_scored", [0]),
+        ("step_scored", [1]),
+        ("context_started", read),
+        ("step_scored", [*read, 0]),
+        ("context_started", first),
+        ("step_scored", [*first, 0]),
+        ("context_started", second),
+        ("step_scored", [*second, 0]),
+    ]
+    assert [event["sources"] for event in search["events"] if "sources" in event] == [
+        [[0], [1]],
+        [[1], [0]],
+        [[*first, 0], [*read, 0]],
+    ]
+    assert search["search"]["node"] == [*second, 0]

@@ -58,6 +58,7 @@ async def test_a_question_is_answered_by_a_vote_of_the_backends_samples(matcher:
         ({}, {"search": {"strategy": "best_of_n", "n": 4}}, "search.strategy", "needs rewards"),
         ({"seeds": False}, {"search": {"seed": 3}}, "search.seed", "takes no seeds"),
         ({}, {"logprobs": True}, "logprobs", "no log-probabilities"),
+        ({"logprobs": True}, {"logprobs": True}, "logprobs", "where generator.tokenizer is set"),
         ({}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "in front of a backend"),
     ],
 )

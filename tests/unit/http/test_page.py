@@ -17,7 +17,7 @@ from search.strategies.solutions.greedy import Greedy
 MakeWorld = Callable[..., World]
 KEY = "a-key-of-sixteen-characters"
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-MOST_LINES = 1150
+MOST_LINES = 1166
 
 
 class Elements(HTMLParser):

@@ -23,12 +23,12 @@ from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
-from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought
+from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd, Thought, begins_paths
 
 PROMPT = (1, 2, 3, 4, 5)
 ENVIRONMENT = {
     *("context_tokens", "fallback", "extract_answer", "solver", "step_hook", "prices"),
-    *("thinking_context", "thought_is_over", "scores_thinking", "tool"),
+    *("thinking_context", "thought_is_over", "scores_thinking", "tool", "compose"),
 }
 """Options of a search that belong to its environment."""
 
@@ -188,7 +188,7 @@ class ThinkingGenerator(FakeGenerator):
 
     def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
         asked = request.thought
-        if asked is None or expansion.parent:
+        if asked is None or not begins_paths(expansion.parent):
             return super()._write(request, expansion, branch)
         rng = seeded_rng("thought", branch.seed)
         most, wanted = min(asked.max_tokens, branch.max_tokens), rng.randint(1, 12)

@@ -88,15 +88,15 @@ def test_tokens_with_a_price_have_a_cost_on_the_bill() -> None:
         return search({"strategy": "best_of_n", "n": 4}, prices=prices)[1].cost
 
     free = cost_of(Prices())
-    assert not {"cost", "sample_cost"} & free.model_dump().keys()
+    assert not {"price", "sample_price"} & free.model_dump().keys()
     cost = cost_of(Prices(Price(input=2, output=8, cached_input=0.5)))
     computed = cost.prefix_tokens - cost.cached_tokens
-    assert cost.cost == pytest.approx((2 * computed + 0.5 * cost.cached_tokens + 8 * cost.generated_tokens) / 1e6)
-    assert cost.sample_cost == pytest.approx((2 * len(PROMPT) + 8 * cost.sample_tokens) / 1e6)
-    assert f"cost {cost.cost:.4g}; one sample" in cost.bill
+    assert cost.price == pytest.approx((2 * computed + 0.5 * cost.cached_tokens + 8 * cost.generated_tokens) / 1e6)
+    assert cost.sample_price == pytest.approx((2 * len(PROMPT) + 8 * cost.sample_tokens) / 1e6)
+    assert f"price {cost.price:.4g}; one sample" in cost.bill
     scored = SearchCost(prm_prompt_tokens=1000, prm_cached_tokens=400, prm_generated_tokens=5)
     Prices(None, Price(input=100, output=20, cached_input=50)).add_to(scored)
-    assert (scored.cost, scored.sample_cost) == (pytest.approx((600 * 100 + 400 * 50 + 5 * 20) / 1e6), None)
+    assert (scored.price, scored.sample_price) == (pytest.approx((600 * 100 + 400 * 50 + 5 * 20) / 1e6), None)
 
 
 def test_a_sample_takes_the_time_in_which_the_branches_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
