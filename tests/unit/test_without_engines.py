@@ -72,7 +72,9 @@ def main() -> None:
                     failed[module.name] = str(error)
                 else:
                     imported.append(module.name)
-    print(json.dumps({"hidden": sorted(hidden), "imported": imported, "failed": failed, "said": said()}))
+    print(
+        json.dumps({"hidden": sorted(hidden), "imported": imported, "failed": failed, "said": said(), "pages": pages()})
+    )
 
 
 def said() -> dict[str, str]:
@@ -84,6 +86,17 @@ def said() -> dict[str, str]:
     return {name: CliRunner().invoke(app, [name, *arguments]).output for name, arguments in commands.items()}
 
 
+def pages() -> list[str]:
+    """The pages of an endpoint: that of its bodies is made of files of vLLM's."""
+    from fastapi import FastAPI
+
+    from deployments.http.documentation import add_page
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    add_page(app)
+    return [str(route) for route in app.routes]
+
+
 def test_all_but_engines_and_training_imports_without_their_packages() -> None:
     """In a process of its own: here other tests may have imported engines, and Ray has added packages to the path."""
     command = [sys.executable, "-W", "ignore", "-c", f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"]
@@ -92,6 +105,7 @@ def test_all_but_engines_and_training_imports_without_their_packages() -> None:
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["failed"] == {}
     assert {"vllm", "torch", "lmcache", "transformers", "safetensors", "huggingface_hub"} <= {*told["hidden"]}
+    assert told["pages"] == []
     assert "no engine is installed here" in told["said"]["serve"]
     assert "this command needs torch, which comes with engines" in told["said"]["train-prm"]
     assert {"deployments.app", "deployments.controller", "cluster.cli.serve", "search.run.runner"} <= {
