@@ -90,7 +90,7 @@ def vllm_serve() -> Iterator[str]:
     """`vllm serve` with the embedded generator, on a processor as Banyan's own engine; yields its address."""
     settings, port = GeneratorSettings(), free_port()
     command = [
-        *(str(Path(sys.executable).with_name("vllm")), "serve", settings.model_path),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model_path),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL),
         *("--max-model-len", str(settings.max_model_len), "--max-num-seqs", str(settings.max_num_seqs)),
         *("--dtype", "float32", "--block-size", "32", "--kv-cache-memory-bytes", str(256 << 20), "--enforce-eager"),
