@@ -1,7 +1,7 @@
 """Banyan before a served model, beside its_hub before the same server, and beside Banyan's own engine.
 
     python -m benchmarks.backend --its-hub .venv-its-hub/bin/python
-    python -m benchmarks.backend --its-hub .venv-its-hub/bin/python --rounds 1 --alone 1 --problems 2
+    python -m benchmarks.backend --its-hub .venv-its-hub/bin/python --rounds 2 --alone 1 --problems 2 --in-flight 2
 
 `vllm serve` has the embedded generator. Four sides solve the same problems in turns, by self-consistency and by best of
 n with the same Python function as the reward, one search at a time and several at once: its_hub as a library, without a
@@ -245,7 +245,7 @@ async def compare(
 def main(
     its_hub: Annotated[str, typer.Option(help="Python of an environment with its_hub.")],
     n: Annotated[int, typer.Option(min=2, max=64)] = 16,
-    rounds: Annotated[int, typer.Option(min=1, max=50)] = 5,
+    rounds: Annotated[int, typer.Option(min=2, max=50)] = 5,
     in_flight: Annotated[int, typer.Option(min=2, max=64)] = 16,
     problems: Annotated[int, typer.Option(min=1, max=256, help="In each turn with several in flight.")] = 32,
     alone: Annotated[int, typer.Option(min=1, max=64, help="Problems in each turn of searches alone.")] = 4,
