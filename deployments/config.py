@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.backends.prm_settings import AnyPrmSettings, UrlPrmSettings
-from deployments.backends.settings import BackendSettings, UrlGeneratorSettings
+from deployments.backends.settings import VOTE, BackendSettings, UrlGeneratorSettings
 from deployments.engines.rewards import execution_of
 from deployments.engines.rewards.card_file import ReaderCardSetting
 from deployments.engines.rewards.execution import ExecutionSettings
@@ -569,8 +569,6 @@ UNSEEN = TelemetrySettings(metrics=False, search_log=False)
 """Telemetry settings of a replica that belongs to no application: nothing is published."""
 
 
-VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8}
-"""The default search where there is no reward model. Every backend can do it."""
 VOTES: dict[str, dict[str, Any]] = {name: {**VOTE, "n": n} for name, n in (("low", 4), ("medium", 16), ("high", 64))}
 URLS = ("url", "urls")
 

@@ -48,7 +48,8 @@ def read_pins(path: Path) -> dict[str, str]:
 def read_direct() -> set[str]:
     """The packages that pyproject.toml names, whatever the hardware."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = [*project["dependencies"], *project["optional-dependencies"]["dev"], "torch"]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["engines"], *extras["dev"]]
     return {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements}
 
 

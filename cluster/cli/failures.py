@@ -19,6 +19,8 @@ from cluster.launch.errors import LaunchError
 from cluster.training.errors import TrainingError
 
 MAX_BAD_LINES = 20
+OF_ENGINES = frozenset({"huggingface_hub", "safetensors", "tokenizers", "torch", "transformers"})
+"""Packages that commands import and an installation without engines lacks."""
 
 
 @contextmanager
@@ -37,6 +39,10 @@ def plain_failures() -> Iterator[None]:
         fail(f"{error}{hint}")
     except (ClientError, LaunchError) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in OF_ENGINES:
+            raise
+        fail(f"this command needs {error.name}, which comes with engines: `make setup`, or pip install '.[cpu]'")
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

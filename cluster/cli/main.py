@@ -66,17 +66,48 @@ Config = Annotated[
 @app.command()
 def serve(
     config: Config = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Serve a model in front of this OpenAI-compatible server instead, without engines and config file.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --backend: its name of the model. Unset: its only one.", show_default=False),
+    ] = None,
+    backend_key_file: Annotated[
+        Path | None,
+        typer.Option(help="File with the backend's key. Unset: BANYAN_BACKEND_KEY, if it is set.", show_default=False),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Bind address; overrides the file.", show_default=False)] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="HTTP port; overrides the file.", show_default=False)
     ] = None,
+    dashboard: Annotated[
+        bool | None,
+        typer.Option(
+            "--dashboard/--no-dashboard",
+            help="Whether Ray has its dashboard. Unset: not with --backend.",
+            show_default=False,
+        ),
+    ] = None,
     api_key: Key = None,
 ) -> None:
     """Serve in the foreground until Ctrl-C."""
-    from cluster.cli.serve import serve_until_interrupted
+    from cluster.cli.serve import Backend, Options, serve_until_interrupted
 
+    if backend is None and (model is not None or backend_key_file is not None):
+        refuse("--model and --backend-key-file are about a --backend; a config file says generator.model")
+    if backend is not None and config is not None:
+        refuse("--backend takes no --config: set generator.url in that file instead")
     with plain_failures():
-        serve_until_interrupted(config_file(config), host, port, api_key, Console(file=sys.stdout))
+        chosen = None if backend is None else Backend(backend, model, backend_key_file)
+        shown = (backend is None) if dashboard is None else dashboard
+        options = Options(None if chosen else config_file(config), chosen, host, port, api_key, shown)
+        serve_until_interrupted(options, Console(file=sys.stdout))
 
 
 @app.command()
@@ -571,7 +602,6 @@ def train_prm(
     from pydantic import ValidationError
 
     from cluster.cli.batch import BatchOptions
-    from cluster.cli.train_prm import TrainingOptions, run_training
     from cluster.evaluation.search_field import search_field
     from cluster.jobs.run import Settings
     from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -594,6 +624,8 @@ def train_prm(
         fault = error.errors()[0]
         refuse(f"--{'-'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}")
     with plain_failures():
+        from cluster.cli.train_prm import TrainingOptions, run_training  # torch, which may not be installed
+
         search = search_field(strategy, n) | {"logprobs": True}
         solving = BatchOptions(
             given=given,

@@ -5,8 +5,9 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from rich.console import Console
@@ -15,21 +16,45 @@ from rich.text import Text
 from cluster.cli.defaults import DEFAULT_URL
 from cluster.client.wire import authorization
 from cluster.launch.application import Running, serving
+from cluster.launch.backend import backend_config
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
 
 EXAMPLE = "Start with 149. Multiply by 3. Add 229. Add 2. Add 19. Subtract 339. What is the result?"
 JSON = "Content-Type: application/json"
 ASKING_S = 10.0
+BEAM, VOTE = {"strategy": "beam_search", "n": 16}, {"strategy": "self_consistency", "n": 16}
+"""What the examples ask for: the second one of a backend, which has no reward model."""
+OBJECT_STORE_BYTES = 128 << 20
+"""Shared memory of a Ray without engines: nothing large is sent between its processes."""
 
 
-def serve_until_interrupted(
-    config: Path | None, host: str | None, port: int | None, api_key: str | None, console: Console
-) -> None:
+class Backend(NamedTuple):
+    """A model that another server serves."""
+
+    url: str
+    model: str | None
+    """Its name there; None: the only one."""
+    key_file: Path | None
+
+
+class Options(NamedTuple):
+    """Options of the command."""
+
+    config: Path | None
+    backend: Backend | None
+    """The generator of an application without a config file."""
+    host: str | None
+    port: int | None
+    api_key: str | None
+    dashboard: bool
+
+
+def serve_until_interrupted(options: Options, console: Console) -> None:
     """Serves until a signal ends it; returns when every process is gone.
 
     Raises:
-        LaunchError: the configuration is wrong, or the application could not be started.
+        LaunchError: the configuration is wrong, the backend cannot be used, or the application could not be started.
     """
     status = console.status("starting")
     shown = ""
@@ -45,32 +70,33 @@ def serve_until_interrupted(
             status.start()
 
     try:
-        given = read_config(config, host, port)
-        with status, serving(given, tell) as running:
+        backend = options.backend
+        source = options.config if backend is None else backend_config(backend.url, backend.model, backend.key_file)
+        given = read_config(source, options.host, options.port)
+        store_bytes, search = (None, BEAM) if backend is None else (OBJECT_STORE_BYTES, VOTE)
+        with status, serving(given, tell, options.dashboard, store_bytes) as running:
             status.stop()
             if warning := card_warning(given):
                 console.print(Text(warning), style="yellow", soft_wrap=True)
-            console.print(welcome(running, _model(running.url, api_key)), soft_wrap=True)
+            console.print(welcome(running, _model(running.url, options.api_key), search), soft_wrap=True)
             while True:
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def welcome(running: Running, model: str) -> Text:
-    """Text with example commands for a running application."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": EXAMPLE}],
-        "search": {"strategy": "beam_search", "n": 16},
-        "seed": 1,
-    }
-    solve_url = "" if running.url == DEFAULT_URL else f" --url {shlex.quote(running.url)}"
+def welcome(running: Running, model: str, search: Mapping[str, Any] = BEAM) -> Text:
+    """Text with example commands for a running application, which ask for ``search``."""
+    body = {"model": model, "messages": [{"role": "user", "content": EXAMPLE}], "search": search, "seed": 1}
+    alias = {BEAM["strategy"]: "beam-16", VOTE["strategy"]: "sc-16"}[search["strategy"]]
+    solve = "" if search == BEAM else f" --strategy {alias}"
+    if running.url != DEFAULT_URL:
+        solve += f" --url {shlex.quote(running.url)}"
     text = Text()
     text.append(f"Banyan serves {model} on {running.url}", style="bold green")
     text.append(f" after {running.seconds:.0f} s. In another terminal:\n\n")
     text.append("watch a tree grow\n", style="dim")
-    text.append(f"  {command()} solve {shlex.quote(EXAMPLE)}{solve_url}\n\n")
+    text.append(f"  {command()} solve {shlex.quote(EXAMPLE)}{solve}\n\n")
     text.append("with curl\n", style="dim")
     chat_url = shlex.quote(f"{running.url}/v1/chat/completions")  # shells read the brackets of an IPv6 address
     text.append(f"  curl -s {chat_url} -H {shlex.quote(JSON)} -d {shlex.quote(json.dumps(body))}\n")
@@ -78,7 +104,7 @@ def welcome(running: Running, model: str) -> Text:
     text.append("with the openai client\n", style="dim")
     text.append(f'  client = openai.OpenAI(base_url="{running.url}/v1", api_key="unused")\n')
     text.append(
-        f'  client.chat.completions.create(model="{model}:beam-16", messages=[{{"role": "user", "content": "…"}}])\n\n'
+        f'  client.chat.completions.create(model="{model}:{alias}", messages=[{{"role": "user", "content": "…"}}])\n\n'
     )
     if running.dashboard_url:
         token = f", which asks for the token in {running.token_file}" if running.token_file else ""

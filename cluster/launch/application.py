@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from cluster.launch.errors import LaunchError
 from cluster.launch.processes import no_process_left
 from cluster.launch.token import ensure_token
 from deployments.engines.environment import can_compile, has_compiled
+from deployments.engines.settings import EngineSettings
 from deployments.engines.template import begin_templates
 from deployments.startup.environment import set_environment
 
@@ -60,7 +61,9 @@ def url_of(host: str, port: int, root_path: str = "", scheme: str = "http") -> s
 
 
 @contextmanager
-def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = True) -> Iterator[Running]:
+def serving(
+    config: dict[str, Any], on_progress: OnProgress, dashboard: bool = True, object_store_bytes: int | None = None
+) -> Iterator[Running]:
     """Runs the application of a Serve config: healthy inside the block, stopped after it.
 
     Joins the cluster of ``RAY_ADDRESS`` if that is set, and leaves it running; else starts a cluster of its own.
@@ -86,11 +89,11 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
     url = url_of(host, port, parsed.http_options.root_path, scheme)
     with _interruptible() as hold, no_process_left() as processes:
         try:
-            if not os.environ.get("RAY_ADDRESS"):
-                _begin_templates(config)  # engines are on this machine
+            engines = {} if os.environ.get("RAY_ADDRESS") else _engines(config)  # those on this machine
+            begin_templates(engines.values())  # they import vLLM while Ray starts, which leaves the processors idle
             on_progress("starting Ray")
-            cluster = ray_runtime.start(dashboard)
-            hint = "" if os.environ.get("RAY_ADDRESS") or has_compiled() or not can_compile() else COMPILING
+            cluster = ray_runtime.start(dashboard, object_store_bytes)
+            hint = COMPILING if engines and can_compile() and not has_compiled() else ""
             ray_runtime.deploy(
                 parsed, began + START_S, cluster.logs, lambda waiting: on_progress(f"starting {waiting}{hint}")
             )
@@ -104,10 +107,11 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
             _within(SHUTDOWN_S, lambda: ray_runtime.stop(before_ray_ends=processes.look))
 
 
-def _begin_templates(config: dict[str, Any]) -> None:
-    """Starts what engines are forked from: it imports vLLM while Ray starts, which leaves the processors idle."""
+def _engines(config: dict[str, Any]) -> Mapping[str, EngineSettings]:
+    """The engines of the application."""
     with suppress(LaunchError):  # another application than Banyan's
-        begin_templates(app_config(config).engines.values())
+        return app_config(config).engines
+    return {}
 
 
 def _check_port(host: str, port: int) -> None:

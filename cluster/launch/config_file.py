@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from inspect import isclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -47,17 +48,17 @@ class HttpOptions(BaseModel):
 
 
 def read_config(
-    path: Path | None, host: str | None = None, port: int | None = None, *, keys_to_come: bool = False
+    given: Path | dict[str, Any] | None, host: str | None = None, port: int | None = None, *, keys_to_come: bool = False
 ) -> dict[str, Any]:
-    """Returns the file's content, or without a file the application with its defaults. ``host`` and ``port`` replace
-    those in ``http_options``. ``keys_to_come``: whether the ``user_config`` may lack keys, since the config is
-    completed and deployed later, perhaps from another machine.
+    """Returns the content of a config file, or ``given`` itself if it is that, or without any the application with its
+    defaults. ``host`` and ``port`` replace those in ``http_options``. ``keys_to_come``: whether the ``user_config`` may
+    lack keys, since the config is completed and deployed later, perhaps from another machine.
 
     Raises:
         LaunchError: the file cannot be read or is invalid; the message names the field and what is allowed.
     """
-    config = read_yaml(path) if path else DEFAULT
-    source = str(path or "the default configuration")
+    config = read_yaml(given) if isinstance(given, Path) else given or DEFAULT
+    source = str(given) if isinstance(given, Path) else "the default configuration"
     _refuse(f"{source}: ", _misread_by_serve(config))
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
@@ -79,7 +80,16 @@ def read_config(
             # The engines of a cluster that is joined, or deployed to later, may have their models on other machines.
             if not keys_to_come and not os.environ.get("RAY_ADDRESS"):
                 _refuse(f"{where}.args.", args.missing_models())
+                _require_engines(f"{where}.args", args)
     return {**config, "http_options": options}
+
+
+def _require_engines(where: str, args: "AppConfig") -> None:
+    if args.engines and find_spec("vllm") is None:
+        raise LaunchError(
+            f"{where}: {', '.join(args.engines)}: no engine is installed here. Install one with `make setup`, or from "
+            "a checkout with pip install '.[cpu]' or '.[cuda]'; `banyan serve --backend URL` needs none"
+        )
 
 
 def app_config(config: Mapping[str, Any]) -> "AppConfig":

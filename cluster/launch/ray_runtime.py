@@ -56,8 +56,11 @@ def parse(config: dict[str, Any]) -> ServeDeploySchema:
         raise LaunchError("\n".join(wrong)) from error
 
 
-def start(dashboard: bool) -> Cluster:
+def start(dashboard: bool, object_store_bytes: int | None = None) -> Cluster:
     """Joins the cluster of ``RAY_ADDRESS``, or starts one that ends with this process.
+
+    ``object_store_bytes``: shared memory for Ray's objects, if a cluster is started. None: Ray's own share of the
+    machine.
 
     Raises:
         LaunchError: there can be no private directory for the files of the cluster.
@@ -69,6 +72,7 @@ def start(dashboard: bool) -> Cluster:
             address="local" if own else os.environ["RAY_ADDRESS"],
             namespace="serve",
             include_dashboard=dashboard if own else None,
+            object_store_memory=object_store_bytes if own else None,
             # Ray opens its session's directory to all users. It is given another one only for a cluster of our own.
             _temp_dir=str(private_directory() / "ray") if own and "RAY_TMPDIR" not in os.environ else None,
             logging_level=logging.ERROR,

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from deployments.backends.errors import BackendError, Fault
+from deployments.backends.models import ServedModel, find_model
 from search.ports import StopCondition, branch_seed
 from search.settings import SearchSettings
 
@@ -172,25 +173,10 @@ class _Probes:
         can = replace(can, token_ids=await self._token_ids(name), cancels=await self._cancels(context))
         return replace(can, findings=tuple(self._found))
 
-    async def _model(self, wanted: str | None) -> tuple[str, int | None]:
-        try:
-            reply = await self._calls.get("/v1/models", deadline=_deadline())
-            models = {str(each["id"]): each for each in reply["data"]}
-        except (KeyError, TypeError) as error:
-            raise BackendError(
-                Fault.INVALID, "", "what it says at /v1/models has not the shape of OpenAI's API"
-            ) from error
-        if wanted is None and len(models) != 1:
-            raise ValueError(f"the backend serves {len(models)} models, so one has to be named: {_names(models)}")
-        name = wanted or next(iter(models))
-        if name not in models:
-            raise ValueError(f"the backend has no model {name!r}; it has: {_names(models)}")
-        context = models[name].get("max_model_len")  # vLLM, SGLang
-        if context is None:
-            context = (models[name].get("meta") or {}).get("n_ctx_train")  # llama.cpp
-        context = context if isinstance(context, int) and context > 0 else None
-        self._note("model", True, "GET /v1/models", f"{name}, context {context or 'unknown'}")
-        return name, context
+    async def _model(self, wanted: str | None) -> ServedModel:
+        model = await find_model(self._calls, wanted, _deadline())
+        self._note("model", True, "GET /v1/models", f"{model.name}, context {model.context_tokens or 'unknown'}")
+        return model
 
     async def _plain(self) -> Json:
         try:
@@ -361,10 +347,6 @@ def _is_held(reply: Json) -> bool:
 
 def _has_logprobs(reply: Json) -> bool:
     return all(isinstance(each["logprob"], float) for each in reply["choices"][0]["logprobs"]["content"])
-
-
-def _names(models: Mapping[str, Any]) -> str:
-    return ", ".join(sorted(models)[:10]) or "none"
 
 
 def _half(text: str) -> str | None:

@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from deployments.engines.settings import Delimiter, ReplicaSettings, Settings
 from search.run.bill import Price
 
+VOTE: dict[str, Any] = {"strategy": "self_consistency", "n": 8}
+"""The default search in front of a backend without a reward model: every backend can do it."""
+
 
 def _is_backend_url(given: str) -> str:
     try:

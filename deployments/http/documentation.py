@@ -26,10 +26,10 @@ CONTENT_SECURITY_POLICY = "default-src 'self' 'unsafe-inline' data:"
 
 
 def add_page(app: FastAPI) -> None:
-    """Adds the page /docs and its files."""
+    """Adds the page /docs and its files, where vLLM is installed."""
     package = find_spec("vllm")
-    assert package is not None
-    assert package.origin is not None
+    if package is None or package.origin is None:
+        return
     app.mount("/docs/files", StaticFiles(directory=Path(package.origin).parent / FILES, check_dir=False))
 
     async def documentation(request: Request) -> Response:

@@ -5,13 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deployments.backends.capabilities import Capabilities, find_capabilities
 from deployments.backends.errors import BackendError
+from deployments.backends.models import CONTEXT_TOKENS
 from deployments.backends.pool import Pool
 from deployments.backends.settings import UrlGeneratorSettings
 from deployments.config import AppConfig
 from search.settings import parse_search
-
-CONTEXT_TOKENS = 8192
-"""Context of a model whose server does not tell it."""
 
 
 def asked_backend(config: AppConfig) -> tuple[AppConfig, Capabilities | None]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import safe_open
-
 from deployments.config import AppConfig
 from deployments.engines.checkpoint import INDEX
 from deployments.engines.errors import EngineStartError
@@ -163,6 +161,8 @@ def stored_numbers(model: str, directory: Path | None, revision: str | None) -> 
         from huggingface_hub import get_safetensors_metadata
 
         return Counter(get_safetensors_metadata(model, revision=revision).parameter_count)
+    from safetensors import safe_open
+
     numbers: Counter[str] = Counter()
     for file in files:
         with safe_open(file, framework="np") as tensors:

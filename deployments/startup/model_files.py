@@ -8,10 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
-from tokenizers import Tokenizer
-
 from deployments.engines.settings import CONFIG_FILES, EngineSettings
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -65,6 +61,8 @@ def _tokens(settings: EngineSettings) -> int | None:
     file = _file(settings, "tokenizer.json", source.path, source.revision)
     if file is None:
         return None
+    from tokenizers import Tokenizer  # of the engines' packages, like the hub's client below
+
     try:
         return len(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
     except Exception:  # the library raises nothing more specific for a file that it cannot read
@@ -89,6 +87,9 @@ def _file(settings: EngineSettings, name: str, model: str | None = None, revisio
     directory = Path(model)
     if directory.is_dir():
         return directory / name if (directory / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     try:
         cache = settings.engine_args.get("download_dir")
         cached = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)

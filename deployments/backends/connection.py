@@ -1,0 +1,99 @@
+"""Searches of this process over a model that another server serves: a library, without a server of Banyan's own."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+from deployments.backends.capabilities import Capabilities, find_capabilities
+from deployments.backends.generator import UrlGenerator
+from deployments.backends.models import CONTEXT_TOKENS
+from deployments.backends.pool import Pool
+from deployments.backends.settings import VOTE, BackendSettings
+from deployments.backends.usage import estimated_tokens
+from search.answers.equivalence import AnswerMatcher
+from search.ports import StepScorer
+from search.prompt import Prompt
+from search.rewards import NoScorer
+from search.run.environment import Fallback, SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+
+
+class Connection:
+    """A model behind a URL, and what it can do."""
+
+    def __init__(self, capabilities: Capabilities, environment: SearchEnvironment, has_rewards: bool) -> None:
+        self.capabilities = capabilities
+        self.environment = environment
+        """For `search.run_search`, whose prompts are chats here: ``Prompt(messages=…)``."""
+        self._has_rewards = has_rewards
+
+    async def answer(
+        self, question: str | Sequence[Mapping[str, Any]], search: Mapping[str, Any] = VOTE
+    ) -> SearchOutcome:
+        """Searches for the answer to a question, or to the last message of a chat.
+
+        ``search``: as in a request's field of that name. Without it eight solutions vote.
+
+        Raises:
+            ValueError: a setting is wrong, or the search needs what the backend lacks or a reward model that is not
+                there. The message begins with the setting's name.
+            SearchError: the search ended without an answer.
+        """
+        settings = parse_search(dict(search))
+        if settings.strategy.needs_rewards and not self._has_rewards:
+            raise ValueError(f"strategy: {settings.strategy.name} needs rewards: connect with a scorer")
+        if lack := self.capabilities.lacks(settings):
+            raise ValueError(lack)
+        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        messages = json.dumps(chat)
+        prompt = Prompt(messages=messages, counted=estimated_tokens(messages))
+        text = str(chat[-1]["content"])
+        return await run_search(text, prompt, settings, self.environment, search_id=uuid4().hex)
+
+
+@asynccontextmanager
+async def connect(
+    url: str | BackendSettings,
+    model: str | None = None,
+    *,
+    scorer: StepScorer | None = None,
+    capabilities: Capabilities | None = None,
+) -> AsyncIterator[Connection]:
+    """Connects to a backend for as long as the block lasts.
+
+    Args:
+        url: OpenAI's base URL, or settings that have it with a key and limits.
+        model: the backend's name of the model; None: the only one that it has.
+        scorer: rewards of steps, for strategies that need them.
+        capabilities: what the backend can do, if that is known; else it is asked, by a dozen small requests.
+
+    Raises:
+        BackendError: the backend cannot be reached, wants another key, or cannot answer an ordinary question.
+        ValueError: a setting is wrong, the backend has no such model, or several and none is named.
+    """
+    pool = Pool(url if isinstance(url, BackendSettings) else BackendSettings(url=url))
+    matcher = AnswerMatcher()
+    try:
+        can, _ = await asyncio.gather(_found(pool, model, capabilities), matcher.start())
+        context = can.context_tokens or CONTEXT_TOKENS
+        environment = SearchEnvironment(
+            generator=UrlGenerator(pool, can),
+            scorer=scorer or NoScorer(),
+            context_tokens=context,
+            matcher=matcher,
+            fallback=Fallback.NEUTRAL if scorer else Fallback.FAIL,
+            thinking_context=context if can.thinks else 0,
+        )
+        yield Connection(can, environment, scorer is not None)
+    finally:
+        matcher.close()
+        await pool.aclose()
+
+
+async def _found(pool: Pool, model: str | None, known: Capabilities | None) -> Capabilities:
+    return known or await find_capabilities(pool, model)
