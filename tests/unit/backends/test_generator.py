@@ -13,6 +13,7 @@ from deployments.backends.generator import UrlGenerator
 from deployments.backends.settings import UrlGeneratorSettings
 from deployments.config import AppConfig
 from deployments.startup.backends import asked_backend
+from deployments.telemetry import logs
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, GeneratorRefused, SchemaRefused
 from search.ports import Branch, ExpandItem, ExpandRequest, Generator, Lane, Sampling, StopCondition, ThoughtRequest
@@ -327,7 +328,8 @@ async def test_a_backend_is_asked_once_when_the_application_is_built() -> None:
         await asyncio.to_thread(asked_backend, given)
 
 
-async def test_the_replica_has_the_methods_of_a_generators_replica() -> None:
+async def test_the_replica_has_the_methods_of_a_generators_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "configure", lambda settings, level: None)  # the loggers are those of all tests
     server = TextModel()
     async with server.served() as pool:
         settings = UrlGeneratorSettings(url=pool.status()[0].url, served_name="m")
