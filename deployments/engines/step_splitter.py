@@ -131,9 +131,22 @@ class StepSplitter:
         if until is Until.SOLUTION and task.thought is not None and not thought:
             thought = self.thought_in(prompt, token_ids, task.thought.opened)
         programs = draft.programs
+        if task.thought is not None and not (thought or task.thought.opened):
+            programs = (*programs, *self._request_behind_mark(prompt, token_ids, programs))
         if until is Until.PROGRAM:  # It was not closed, or nothing could follow it.
             programs = (*programs, (draft.start, len(token_ids)))
         return self.split(prompt, token_ids, cut_off, draft.logprobs, thought, draft.given, programs)
+
+    def _request_behind_mark(
+        self, prompt: Sequence[int], token_ids: Sequence[int], programs: Sequence[Span]
+    ) -> tuple[Span, ...]:
+        """The last token of an opening mark in the middle of the first step, where step-by-step generation stops and
+        goes on with a request of its own: no delimiter spans both."""
+        mark = self._behind_mark(prompt, token_ids, at_end=False)
+        given = any(start < mark <= end for start, end in programs)
+        if mark == len(token_ids) or given or len(self.split(prompt, token_ids[:mark], True)) > 1:
+            return ()
+        return ((mark - 1, mark),)
 
     def thought_in(self, prompt: Sequence[int], token_ids: Sequence[int], opened: bool) -> int:
         """Number of tokens, the first of a whole solution to ``prompt``, that are thinking: all of them if the thought
@@ -161,7 +174,8 @@ class StepSplitter:
     ) -> tuple[Step, ...]:
         """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty.
 
-        ``thought``: as of ``step``, of the first step. ``given``, ``programs``: as of `Draft`.
+        ``thought``: as of ``step``, of the first step. ``given``, ``programs``: as of `Draft`; what follows a program
+        is a request of its own.
         """
         if thought:
             head, behind = token_ids[:thought], token_ids[thought:]

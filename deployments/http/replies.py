@@ -368,9 +368,9 @@ def quiet_events(event: QuietEvent) -> Iterator[Json]:
         }
 
 
-def models(served_name: str, created: int) -> Json:
-    """A ``list`` of the base model, first, and examples of its aliases."""
-    names = [served_name, *(f"{served_name}:{alias}" for alias in ("greedy", "sc-16", "best-16", "beam-16"))]
+def models(served_name: str, aliases: Sequence[str], created: int) -> Json:
+    """A ``list`` of the base model, first, and of aliases of it."""
+    names = [served_name, *(f"{served_name}:{alias}" for alias in aliases)]
     return {"object": "list", "data": [model(name, created) for name in names]}
 
 

@@ -14,7 +14,7 @@ router = APIRouter()
 @router.get("/v1/models")
 async def models(served: Served) -> Response:
     """The served model, and examples of its search aliases."""
-    return json_response(replies.models(served.served_name, served.started))
+    return json_response(replies.models(served.served_name, served.jobs.example_aliases, served.started))
 
 
 @router.get("/v1/models/{name:path}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deployments.engines.encoding import ChatEncoder
@@ -96,6 +96,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([*PARSERS]), TEXTS, st.booleans())
+@example(kind="text", text="ab(\n\n", opened=False)
 def test_a_whole_solution_splits_into_what_step_by_step_writes(kind: str, text: str, opened: bool) -> None:
     engine = SCRIPTED[kind]
     prompt, stream = engine.encode("ab" + ("(" if opened else ""))[:-1], engine.encode(text)
@@ -119,6 +120,7 @@ def test_a_whole_solution_splits_into_what_step_by_step_writes(kind: str, text: 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from([*PARSERS]), TEXTS, st.booleans(), st.integers(0, 12))
+@example(kind="text", text="ab(\n\n", opened=False, budget=1)
 def test_with_a_budget_of_thinking_too(kind: str, text: str, opened: bool, budget: int) -> None:
     engine = SCRIPTED[kind]
     prompt, stream = engine.encode("ab" + ("(" if opened else ""))[:-1], engine.encode(text)

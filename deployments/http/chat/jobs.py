@@ -120,6 +120,11 @@ class Jobs:
         self.unknown_fields = config.http.unknown_fields
         """What becomes of unknown fields of a request."""
 
+    @property
+    def example_aliases(self) -> list[str]:
+        """Aliases of the model that can be searched with here."""
+        return self._resolver.example_aliases
+
     def check_model(self, name: str) -> None:
         """Raises NotFound unless a request may name this model."""
         self._resolver.check_model(name)

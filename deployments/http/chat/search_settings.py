@@ -35,6 +35,10 @@ NEEDS_WHOLE = {"response_format": "have a response format", "tools": "call tools
 """What only an answer that is written as a whole can do, by the field that asks for it."""
 
 
+EXAMPLES = ("greedy", "sc-16", "best-16", "beam-16")
+"""Aliases that the list of models shows where they can be searched with."""
+
+
 class SettingsResolver:
     """Turns requests into search settings."""
 
@@ -99,6 +103,13 @@ class SettingsResolver:
         )
         raise BadRequest(message, path, "unsupported_value")
 
+    @property
+    def example_aliases(self) -> list[str]:
+        """Aliases that can be searched with here."""
+        parsed = {alias: parse_alias(alias, self._strategies) for alias in EXAMPLES}
+        searches = {alias: parse_search(flat, self._strategies) for alias, flat in parsed.items() if flat}
+        return [alias for alias, settings in searches.items() if not self._lack(settings)]
+
     def check_model(self, name: str) -> None:
         """Raises NotFound unless ``name`` is the served model's name or an alias of it."""
         self._alias(name)
@@ -108,7 +119,12 @@ class SettingsResolver:
         known = name == self._served_name
         settings = parse_alias(alias, self._strategies) if known and colon else {}
         if not known or settings is None:
-            available = f"{self._served_name!r}, with a search also as {self._served_name}:beam-16"
+            also = (
+                f", with a search also as {self._served_name}:{aliases[-1]}"
+                if (aliases := self.example_aliases)
+                else ""
+            )
+            available = f"{self._served_name!r}{also}"
             message = f"no model {model[:100]!r}; available: {available}"
             raise NotFound(message, "model", "model_not_found")
         return settings

@@ -46,6 +46,12 @@ async def test_a_question_is_answered_by_a_vote_of_the_backends_samples(matcher:
     assert first["usage"]["prompt_tokens"] == 7  # what the backend says, not the estimate
 
 
+async def test_the_list_of_models_shows_what_can_be_searched_with(matcher: AnswerMatcher) -> None:
+    async with served(matcher, CAN) as (_, world), world.client as client:
+        models = (await client.get("/v1/models")).json()["data"]
+    assert [each["id"] for each in models] == ["m", "m:greedy", "m:sc-16"]
+
+
 @pytest.mark.parametrize(
     ("can", "fields", "path", "says"),
     [
