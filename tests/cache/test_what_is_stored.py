@@ -5,11 +5,14 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from kvstore.server.cache_server import CacheKeeper
 from tests.cache.engines import Reply, engine_of, prompt, together
 from tests.cache.servers import BLOCK, SETTINGS, empty, l1, lookups, objects, registered, until
 
 
+@pytest.mark.long
 def test_a_lone_engine_stores_paths_that_are_about_to_be_evicted(
     model: Path, keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
