@@ -76,11 +76,17 @@ class Load:
         self._numbers = count()
         self._ends = threading.Event()
         self._outcomes: list[Outcome] = []
+        self._open: dict[int, float] = {}
+        """When the search of each client that has one began, by thread."""
         self.deadline_s = application.config.controller.limits.seconds + GRACE_S
 
     @property
     def outcomes(self) -> list[Outcome]:
         return list(self._outcomes)
+
+    def none_since_before(self, moment: float) -> bool:
+        """Whether every search has ended that began before a moment (monotonic seconds)."""
+        return all(began > moment for began in [*self._open.values()])
 
     def once(self, client: httpx.Client, index: int) -> Outcome:
         """Searches one of the problems, always under the same seed."""
@@ -113,7 +119,9 @@ class Load:
     def _ask(self) -> None:
         with self._application.client(httpx.Timeout(self.deadline_s)) as client:
             while not self._ends.is_set():
+                self._open[threading.get_ident()] = time.monotonic()
                 self._outcomes.append(self.once(client, next(self._numbers) % len(self._problems)))
+            del self._open[threading.get_ident()]
 
 
 def failures(outcomes: Sequence[Outcome], which: Callable[[Outcome], bool]) -> str:
