@@ -214,7 +214,7 @@ class ForcedCalls(CallReader):
         return replace(shared, json_answer=answer, context_tokens=self._wanted.context_tokens)
 
     def said(self, outcome: SearchOutcome, node: Node) -> Said:
-        text = outcome.tree.text_of(node)[outcome.tree.parts_of(node).start :]
+        text = outcome.tree.content_of(node)
         calls = self._calls(text)
         return self._kept(Said("", calls)) if calls else Said(text)
 

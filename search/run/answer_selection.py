@@ -77,7 +77,7 @@ async def _nearest(
     names: list[int] = []
     turns = Turns()
     for candidate in candidates:
-        text = tree.text_of(candidate.node)[tree.parts_of(candidate.node).start :]
+        text = tree.content_of(candidate.node)
         names.append(texts.setdefault(normalized(text), (len(texts), text))[0])
         await turns.pass_on()
     vectors = None

@@ -9,7 +9,7 @@ from search.prompt import Prompt
 from search.run.path_limits import PathLimits
 from search.settings import SearchSettings
 from search.tools.turns import Turns
-from search.tree import ContextNode, Node, Reading, SearchTree
+from search.tree import ContextNode, Reading, SearchTree
 
 MAX_SHOWN_CHARS = 16_384
 """Most characters that a source shows: the last ones of its solution, which have the answer."""
@@ -68,7 +68,7 @@ class Composer:
         if self._compose is None:
             raise ContextsUnavailable(self._name)
         reading, limits = context.reading, self._limits
-        texts = [shown_text(self._tree, source) for source in reading.sources]
+        texts = [self._tree.content_of(source) for source in reading.sources]
         fewer = ((count, MAX_SHOWN_CHARS) for count in range(len(texts), 0, -1))
         shorter = ((1, MAX_SHOWN_CHARS >> halved) for halved in range(1, 9))
         for count, characters in chain(fewer, shorter):
@@ -81,8 +81,3 @@ class Composer:
         raise PromptTooLong(
             f"the prompt that shows a solution has {prompt.size} tokens, the context holds {limits.context_tokens}"
         )
-
-
-def shown_text(tree: SearchTree, source: Node) -> str:
-    """What a source shows: its solution without the thinking before it, up to the first stop text."""
-    return tree.text_of(source)[tree.parts_of(source).start :]

@@ -261,6 +261,10 @@ class SearchTree:
         text = self.text_of(node)
         return parts(text, self.beginning, min(told, len(text)))
 
+    def content_of(self, node: Node) -> str:
+        """``text_of`` a node without its thinking: what the path tells its reader."""
+        return self.text_of(node)[self.parts_of(node).start :]
+
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node, in what the generator wrote; None if there is none.
         Cached on the node."""

@@ -24,7 +24,7 @@ def answers_of(tree: SearchTree, solutions: Sequence[Node]) -> list[str | None]:
     answers = [tree.spelling_of(node) for node in solutions]
     if any(answer is not None for answer in answers):
         return answers
-    return [normalized(tree.text_of(node)[tree.parts_of(node).start :]) for node in solutions]
+    return [normalized(tree.content_of(node)) for node in solutions]
 
 
 def candidates_of(tree: SearchTree, solutions: Sequence[Node]) -> list[Candidate]:
