@@ -1,6 +1,7 @@
 """``banyan check-backend``: what a server of OpenAI's API can do for searches, by what was sent and what came back."""
 
 import asyncio
+from contextlib import aclosing
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from deployments.backends.capabilities import Capabilities, find_capabilities
 from deployments.backends.errors import BackendError
 from deployments.backends.pool import Pool
 from deployments.backends.settings import BackendSettings
-from search.ports import StopCondition
+from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
 
 HOLDS = {True: "yes", False: "no", None: "not seen"}
@@ -36,20 +37,16 @@ def show_backend(url: str, model: str | None, key_env: str | None, key_file: Pat
         table.add_row(name, HOLDS[holds], sent, received)
     console.print(table)
     names = ", ".join(strategies(can))
-    console.print(f"Strategies: {names}; those that read rewards need a reward model (prm) beside it.")
+    console.print(f"Strategies that it can run: {names}. Those that use rewards also need a reward model (prm).")
     if not can.seeds:
         console.print("Without seeds no search can be repeated or resumed, and search.seed is refused.")
 
 
 def strategies(can: Capabilities) -> list[str]:
     """The names of the strategies that the backend can do."""
-    whole = StopCondition.SOLUTION
-    return [name for name, each in STRATEGIES.items() if can.continues or each.stop_condition is whole]
+    return [name for name in STRATEGIES if can.lacks(parse_search({"strategy": name})) is None]
 
 
 async def _found(settings: BackendSettings, model: str | None) -> Capabilities:
-    pool = Pool(settings)
-    try:
+    async with aclosing(Pool(settings)) as pool:
         return await find_capabilities(pool, model)
-    finally:
-        await pool.aclose()

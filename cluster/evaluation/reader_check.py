@@ -22,7 +22,6 @@ from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.reader_card import MeasuredReading, ReaderCard
 from search.training_data import answers_of
-from search.tree import context_id
 
 THRESHOLDS = (0.35, 0.5, 0.7, 1.0)
 """Values of ``contested`` that are compared. The last one has every problem read whose solutions differ."""
@@ -106,7 +105,7 @@ async def read_problem(problem: EvalProblem, reply: Completion, matcher: AnswerM
     tree, search = reply.tree, reply.search
     if tree is None:
         raise ProtocolError("the reply has no tree")
-    first = tree.model_copy(update={"nodes": [node for node in tree.nodes if context_id(node.id) == ()]})
+    first = tree.model_copy(update={"nodes": [node for node in tree.nodes if not node.reads]})
     answers = answers_of(first)
     if not answers:
         raise ProtocolError("the tree has no solutions")

@@ -66,7 +66,7 @@ class Capabilities:
     """Its context length; None: the backend does not tell."""
     continues: Continuing = Continuing.NO
     token_ids: bool = False
-    """Whether it takes prompts of token ids, and returns those that it writes."""
+    """Whether it accepts prompts as token ids, and returns the token ids that it generates."""
     stops: bool = False
     """Whether a text that ends at a stop text includes it, so that this is told from the end of the sequence."""
     seeds: bool = False
@@ -105,7 +105,7 @@ class Capabilities:
             why = "its model thinks first" if self.thinks else "it does not continue a final message of the assistant"
             return (
                 f"strategy: {strategy.name} writes step by step, and the backend of {self.model!r} cannot: {why}; "
-                "strategies that write whole solutions are greedy, self_consistency and best_of_n"
+                "strategies that write whole solutions, such as self_consistency, need no more"
             )
         if (settings.logprobs or strategy.needs_logprobs) and not self.logprobs:
             name = "logprobs" if settings.logprobs else "strategy"

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 
 from deployments.backends.capabilities import Capabilities, find_capabilities
 from deployments.backends.errors import BackendError
@@ -38,15 +39,13 @@ def asked_backend(config: AppConfig) -> tuple[AppConfig, Capabilities | None]:
 
 
 async def _found(settings: UrlGeneratorSettings) -> Capabilities:
-    pool = Pool(settings)
-    try:
-        can = await find_capabilities(pool, settings.model)
-    except BackendError as error:
-        raise ValueError(f"generator.url: {error}") from None
-    except ValueError as error:
-        raise ValueError(f"generator.model: {error}") from None
-    finally:
-        await pool.aclose()
+    async with aclosing(Pool(settings)) as pool:
+        try:
+            can = await find_capabilities(pool, settings.model)
+        except BackendError as error:
+            raise ValueError(f"generator.url: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"generator.model: {error}") from None
     try:
         return can if settings.tokenizer is None else can.with_tokenizer()
     except ValueError as error:
