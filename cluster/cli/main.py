@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,14 @@ Url = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Timeout of one request, seconds.")]
+BaseSeed = Annotated[
+    int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
+]
+BadLine = Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
+]
 ChecksField = Annotated[
     str | None,
     typer.Option(
@@ -273,8 +282,7 @@ def tree(
     from cluster.cli.tree import write_tree
 
     target = _writable(source.with_suffix(".html") if output is None else output)
-    if os.path.realpath(target) == os.path.realpath(source):
-        refuse("FILE and --output must be different files")
+    _check_different([source, target], "FILE and --output")
     write_tree(source, line, target)
     typer.echo(f"wrote {target}", err=True)
 
@@ -295,9 +303,7 @@ def evaluate(
         ),
     ],
     n: N = 16,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
-    ] = 0,
+    seed: BaseSeed = 0,
     url: Url = None,
     config: Config = None,
     json_file: Annotated[
@@ -309,11 +315,8 @@ def evaluate(
     ] = None,
     kv: Annotated[bool, typer.Option("--kv", help="Also report the KV tokens that each search needs.")] = False,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent problems.")] = 16,
-    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
-    ] = None,
+    on_bad_line: BadLine = OnBadLine.REFUSE,
+    limit: Limit = None,
     checks_field: ChecksField = None,
     timeout: Timeout = 600,
     api_key: Key = None,
@@ -323,8 +326,7 @@ def evaluate(
     from cluster.evaluation.loop import Plan
 
     files = [problems, *(_writable(file) for file in (json_file, export) if file is not None)]
-    if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("--problems, --json and --export must be different files")
+    _check_different(files, "--problems, --json and --export")
     options = EvaluationOptions(
         problems=problems,
         strategies=tuple(dict.fromkeys(strategy)),
@@ -370,7 +372,7 @@ def check_prm(
         ),
     ] = None,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent solutions.")] = 16,
-    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
+    on_bad_line: BadLine = OnBadLine.REFUSE,
     limit: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many solutions, from the first.", show_default=False),
@@ -383,8 +385,7 @@ def check_prm(
     from cluster.cli.check_prm import CheckOptions, run_check
 
     files = [solutions, *(_writable(file) for file in (output, plot, card) if file is not None)]
-    if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("FILE, --output, --plot and --card must be different files")
+    _check_different(files, "FILE, --output, --plot and --card")
     options = CheckOptions(
         solutions=solutions,
         threshold=threshold,
@@ -410,9 +411,7 @@ def check_select(
         str, typer.Option(help="Strategy with `contested`, with settings such as select:readers=8.")
     ] = "select",
     n: N = 8,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
-    ] = 0,
+    seed: BaseSeed = 0,
     url: Url = None,
     config: Config = None,
     output: Annotated[
@@ -423,11 +422,8 @@ def check_select(
         typer.Option(help="Write the card to this file (controller.reader_card).", show_default=False),
     ] = None,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Concurrent problems.")] = 16,
-    on_bad_line: Annotated[OnBadLine, typer.Option(help="What to do with an unusable line.")] = OnBadLine.REFUSE,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=MAX_PROBLEMS, help="Use only this many problems, from the first.", show_default=False),
-    ] = None,
+    on_bad_line: BadLine = OnBadLine.REFUSE,
+    limit: Limit = None,
     timeout: Timeout = 600,
     api_key: Key = None,
 ) -> None:
@@ -438,8 +434,7 @@ def check_select(
     from cluster.evaluation.reader_check import ReadingPlan
 
     files = [problems, *(_writable(file) for file in (output, card) if file is not None)]
-    if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("FILE, --output and --card must be different files")
+    _check_different(files, "FILE, --output and --card")
     options = ReaderCheckOptions(
         problems=problems,
         reading=ReadingPlan(strategy, Plan(n, seed, in_flight)),
@@ -472,9 +467,7 @@ def batch(
         str, typer.Option(help="For problems: name, alias such as beam-64, or name with settings: dvts:m=8.")
     ] = "beam_search",
     n: N = 16,
-    seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Base seed; the seed of each problem is derived from it.")
-    ] = 0,
+    seed: BaseSeed = 0,
     url: Url = None,
     config: Config = None,
     kind: Annotated[
@@ -514,8 +507,7 @@ def batch(
 
     written = [*paths(output), *(file for file in (parquet, json_file, export) if file is not None)]
     files = [given, *map(_writable, written)]
-    if len({os.path.realpath(file) for file in files}) < len(files):
-        refuse("IN, OUT, the files beside OUT, --parquet, --json and --export must be different files")
+    _check_different(files, "IN, OUT, the files beside OUT, --parquet, --json and --export")
     with plain_failures():
         keeps_trees = trees or export is not None
         search = search_field(strategy, n) | ({"logprobs": True} if keeps_trees else {})
@@ -643,6 +635,12 @@ def _no_grading_field(name: str | None) -> str | None:
     if name in GRADING_FIELDS:
         refuse(f"--checks-field {name}: this field grades, so the search must not see it")
     return name
+
+
+def _check_different(files: Sequence[Path], names: str) -> None:
+    """Ends the command if two of the files are one. ``names``: what the command's help calls them."""
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse(f"{names} must be different files")
 
 
 def _writable(path: Path) -> Path:
