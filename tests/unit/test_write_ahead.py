@@ -639,13 +639,19 @@ def test_a_search_that_goes_on_with_whole_solutions_adopts_no_steps(clock: Clock
 # Beside demand.
 
 
-def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock: Clock) -> None:
-    engine = Engine(clock)
+def begun_ahead(engine: Engine) -> list[EngineRequest]:
+    """What an idle engine begins below the eight steps of a first call."""
     first_call(engine, branches=8)
     begun: list[EngineRequest] = []
     while started := engine.start():
         begun += started
         engine.step()
+    return begun
+
+
+def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock: Clock) -> None:
+    engine = Engine(clock)
+    begun = begun_ahead(engine)
     assert len(begun) == BATCH
     demand = [engine.submit() for _ in range(3)]
     assert engine.start() == demand
@@ -655,11 +661,7 @@ def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock:
 
 def test_what_demand_ended_is_not_counted_again_when_the_rest_is_given_up(clock: Clock) -> None:
     engine = Engine(clock)
-    first_call(engine, branches=8)
-    begun: list[EngineRequest] = []
-    while started := engine.start():
-        begun += started
-        engine.step()
+    begun = begun_ahead(engine)
     demand = [engine.submit() for _ in range(3)]
     assert engine.start() == demand
     assert engine.book.counts["ahead_unused_tokens"] == 3, "one token each"
