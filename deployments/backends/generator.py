@@ -423,10 +423,8 @@ class UrlGenerator:
     ) -> list[Written]:
         texts = [each.thinking + each.text for each in found]
         usage = Usage.of(reply, prompt, "".join(texts), max_tokens * len(found))
-        counts, details = (
-            shares(usage.output_tokens, texts),
-            (reply.get("usage") or {}).get("completion_tokens_details"),
-        )
+        counts = shares(usage.output_tokens, texts)
+        details = (reply.get("usage") or {}).get("completion_tokens_details")
         apart = details.get("reasoning_tokens") if isinstance(details, Mapping) and len(found) == 1 else None
         written = []
         for number, (choice, count) in enumerate(zip(found, counts, strict=True)):

@@ -22,7 +22,7 @@ class NoTools(NamedTuple):
 
 class MessageEncoder:
     """Takes the place of a `ChatEncoder` where there is no tokenizer: numbers of tokens are estimates by the lengths of
-    texts, and token ids are placeholders of which only the number means anything."""
+    texts, and token ids are placeholders: only their number is meaningful."""
 
     vocabulary = 0
     longest_token = 64

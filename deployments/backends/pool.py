@@ -160,8 +160,8 @@ class _Call:
 class Pool:
     """Calls a backend at one URL or several. For use in one event loop.
 
-    Each call goes to the URL with the fewest calls for its weight, among those that are healthy and have room, and
-    waits in line where there is none. It is made again, with the same body and elsewhere if there is an elsewhere, when
+    A call goes to the healthy URL with room that has the fewest calls relative to its weight; while there is none, it
+    waits in line. It is made again, with the same body and elsewhere if there is an elsewhere, when
     the server fails; seeds in the body make that safe. A URL that is busy (429) is called again when it says, or after
     a backoff: that is no failure, and lasts up to the deadline. All ``deadline`` are event loop times
     (``loop.time() + seconds``).

@@ -90,9 +90,8 @@ class Exchange:
                 response.close()  # the connection too, unless all of the reply was read
         except aiohttp.ClientError as error:
             fault = self._transport_fault(error)
-        if (
-            fault is not None
-        ):  # raised here, not above: aiohttp's error has the request with its headers, and is no context
+        # Raised here, not above: aiohttp's error has the request with its headers, and must be no context of this one.
+        if fault is not None:
             raise fault
 
     def _headers(self, has_body: bool, streamed: bool) -> dict[str, str]:

@@ -66,8 +66,9 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt, those of contexts and the texts of the step hook once, and every token generated on any
-    branch, of which all but the content of the answering path are reasoning; zero for an answer from the cache."""
+    """Token counts; zero for an answer from the cache. Prompt tokens: the prompt, the prompts of contexts and the texts
+    that were added to paths, each once. Completion tokens: all that were generated on any branch. Those outside the
+    content of the answering path count as reasoning."""
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
@@ -135,7 +136,7 @@ def _answers(head: Head, outcome: SearchOutcome) -> list[Json]:
 
 
 def _readers(outcome: SearchOutcome) -> Json:
-    """Returns what those that chose among solutions wrote, and the node of the one that each chose."""
+    """Returns what each reader wrote, and the node of the solution that it chose."""
     votes = outcome.reader_votes[:MAX_ANSWERS]
     read = [{"node": vote.reader, "chosen": vote.chosen, "text": vote.text[:MAX_READER_CHARS]} for vote in votes]
     return {"readers": read} if read else {}

@@ -66,8 +66,8 @@ class Slot:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the request so far: ``charged``, generated tokens, critiques included, those written ahead that no
-        search requested, those that the step hook added, and the prompts of contexts."""
+        """Tokens of the request so far: those ``charged``, and of its searches the generated tokens, critiques and
+        unused tokens written ahead included, the tokens that the step hook added, and the prompts of contexts."""
         return self.charged + sum(
             cost.generated_tokens
             + cost.prm_generated_tokens
