@@ -3,12 +3,12 @@
     python -m benchmarks.programs choose --gsm8k DIRECTORY
     python -m benchmarks.programs measure --gsm8k DIRECTORY --prompt NAME --problems N --keep
 
-Qwen2.5-Coder-0.5B-Instruct on GSM8K, whole solutions. ``choose`` compares system prompts that ask for programs inside a
-chain of thought, on training problems, and tells the number of test problems at which a gain of 3 points would be seen,
-from how often the two sides disagree there. ``measure`` votes on test problems: without the tool as Banyan asks by
-default, with it under the chosen prompt. The side with the tool gets as many solutions as cost no more tokens, outputs
-of programs included, than 8 and 16 without. Solutions are kept in DIRECTORY/SPLIT.jsonl of ``--out``, from which a
-later run goes on.
+Qwen2.5-Coder-0.5B-Instruct on GSM8K, whole solutions. Without the tool they are those of `benchmarks.published`, asked
+as Banyan asks by default; with it they are written here under each prompt. ``choose`` compares prompts on training
+problems, and tells the number of test problems at which a gain of 3 points would be seen, from how often the two sides
+disagree there. ``measure`` votes on test problems. The side with the tool gets as many solutions as cost no more
+tokens, outputs of programs included, than 8 and 16 without. Solutions are kept in DIRECTORY/SPLIT.jsonl of ``--out``,
+from which a later run goes on.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
 from benchmarks.published.strategies import PoolSolution, pool_of
-from benchmarks.record import claim, show_claims, write_result
+from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
 from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from deployments.config import PythonToolSettings
@@ -40,7 +40,10 @@ from search.settings import parse_search
 from search.tree import Node
 
 BOXED = "put your final answer within \\boxed{}."
+UNASKED = "unasked"
+"""Banyan's default prompt: only programs that the model writes of its own accord are run."""
 PROMPTS = {
+    UNASKED: "",
     "calculate": (
         "You are a careful assistant. Reason step by step. Do every calculation with a short Python program between "
         f"```python and ``` that prints its result; its output follows in an ```output block. At the end {BOXED}"
@@ -57,10 +60,7 @@ PROMPTS = {
     ),
 }
 """Candidates of a system prompt. The one that `choose` finds best on training problems is measured."""
-WITHOUT = "without"
 WIDTHS = (8, 16)
-SAMPLES = 24
-"""Solutions of a problem with the tool: enough for a vote of equal tokens if they are shorter than those without."""
 GAIN = 0.03
 """The gain in accuracy that the number of problems is chosen for."""
 TOOL = PythonToolSettings().request
@@ -130,26 +130,32 @@ def problems_needed(discordant: float) -> int:
 
 
 async def sampled(
-    problems: Sequence[MathProblem], sides: Sequence[str], rows: RowFile, model: str, requests: int, minutes: float
+    problems: Sequence[MathProblem],
+    sides: Sequence[str],
+    samples: int,
+    rows: RowFile,
+    model: str,
+    requests: int,
+    minutes: float,
 ) -> None:
-    """Writes the solutions of each problem and side that has no row yet."""
+    """Writes the solutions of each problem and prompt that has no row yet."""
     missing = [(problem, side) for problem in problems for side in sides if (problem.id, side) not in rows]
     if not missing:
         return
     async with started_generator(generator_settings(model, requests, 2)) as (engine, matcher):
-        plain = SearchEnvironment(engine, NoScorer(), CONTEXT_TOKENS, matcher)
-        tool = SearchEnvironment(engine, NoScorer(), CONTEXT_TOKENS, matcher, extract_answer=program_answer, tool=TOOL)
+        environment = SearchEnvironment(
+            engine, NoScorer(), CONTEXT_TOKENS, matcher, extract_answer=program_answer, tool=TOOL
+        )
 
         async def work(item: tuple[MathProblem, str]) -> Row:
             problem, side = item
             messages = [{"role": "user", "content": problem.text}]
-            if side != WITHOUT:
+            if PROMPTS[side]:
                 messages = [{"role": "system", "content": PROMPTS[side]}, {"role": "user", "content": problem.question}]
-            n = max(WIDTHS) if side == WITHOUT else SAMPLES
-            return await _row(problem, side, engine.encode_chat(messages), n, plain if side == WITHOUT else tool)
+            return await _row(problem, side, engine.encode_chat(messages), samples, environment)
 
         began = time.monotonic()
-        await in_parallel(missing, work, rows.append, max(1, requests // SAMPLES), began + 60 * minutes)
+        await in_parallel(missing, work, rows.append, max(1, requests // samples), began + 60 * minutes)
         console.print(f"{sum((problem.id, side) in rows for problem, side in missing)} of {len(missing)} rows written")
 
 
@@ -164,28 +170,32 @@ async def _row(problem: MathProblem, side: str, prompt: Sequence[int], n: int, e
     return {"problem": problem.id, "side": side, "solutions": solutions, **figures}
 
 
-async def pools_of(
-    problems: Sequence[MathProblem], sides: Sequence[str], rows: RowFile
-) -> dict[str, dict[str, list[PoolSolution]]]:
-    """By side and problem, the solutions that are kept."""
+async def pools_of(solutions: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[PoolSolution]]:
+    """The solutions of each problem, with their answers grouped."""
     matcher = AnswerMatcher()
     await matcher.start()
     try:
-        return {
-            side: {
-                problem.id: await pool_of(rows.rows[problem.id, side]["solutions"], None, matcher)
-                for problem in problems
-                if (problem.id, side) in rows
-            }
-            for side in sides
-        }
+        return {problem: await pool_of(each, None, matcher) for problem, each in solutions.items()}
     finally:
         matcher.close()
+
+
+def solutions_without(split: str, problems: Sequence[MathProblem]) -> dict[str, list[dict[str, Any]]]:
+    """The solutions of `benchmarks.published`, the largest row of each problem that has one."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    rows = RowFile(RESULTS / "published" / f"{split}_solutions.jsonl", ("problem", "n")).rows
+    for row in sorted(rows.values(), key=lambda row: row["n"]):
+        found[row["problem"]] = row["solutions"]
+    return {problem.id: found[problem.id] for problem in problems if problem.id in found}
 
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
 Model = Annotated[str, typer.Option(help="Directory of the generator.")]
+Samples = Annotated[
+    int,
+    typer.Option(min=1, max=256, help="Solutions of a problem with the tool: enough for a vote of equal tokens."),
+]
 Out = Annotated[Path, typer.Option(help="Directory of the kept solutions.")]
 Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions written at a time.")]
 Minutes = Annotated[float, typer.Option(min=0.0, help="Ends after so long; a later run goes on.")]
@@ -194,35 +204,53 @@ DEFAULT_MODEL = ".models/Qwen2.5-Coder-0.5B-Instruct"
 
 
 def _compare(
-    split: str, sides: Sequence[str], problems: int, gsm8k: Path, model: str, out: Path, requests: int, minutes: float
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, int]]]:
-    """By side with the tool: the comparisons of both widths, and the figures of its programs."""
+    split: str,
+    sides: Sequence[str],
+    problems: int,
+    samples: int,
+    gsm8k: Path,
+    model: str,
+    out: Path,
+    requests: int,
+    minutes: float,
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
+    """By prompt: the comparisons of both widths, and the figures of its solutions and programs."""
     chosen = chosen_problems(gsm8k, split, problems)
     rows = RowFile(out / f"{split}.jsonl", ("problem", "side"))
-    asyncio.run(sampled(chosen, [WITHOUT, *sides], rows, model, requests, minutes))
-    pools = asyncio.run(pools_of(chosen, [WITHOUT, *sides], rows))
-    found = {side: [compared(width, pools[WITHOUT], pools[side]) for width in WIDTHS] for side in sides}
+    asyncio.run(sampled(chosen, sides, samples, rows, model, requests, minutes))
+    without = asyncio.run(pools_of(solutions_without(split, chosen)))
+    if not without:
+        raise typer.BadParameter(f"benchmarks.published has no solutions of {split} problems", param_hint="--gsm8k")
     names = ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")
-    used = {
-        side: {name: sum(rows.rows[problem, side][name] for problem in pools[side]) for name in names} for side in sides
-    }
+    found: dict[str, list[dict[str, Any]]] = {}
+    used: dict[str, dict[str, float]] = {}
+    for side in sides:
+        written = {problem: rows.rows[problem, side]["solutions"] for problem in without if (problem, side) in rows}
+        pools = asyncio.run(pools_of(written))
+        widest = min(map(len, without.values()))
+        found[side] = [compared(width, without, pools) for width in WIDTHS if width <= widest]
+        used[side] = {name: sum(rows.rows[problem, side][name] for problem in written) for name in names} | {
+            "one_solution": round(statistics.fmean(each.correct for pool in pools.values() for each in pool), 4),
+            "solutions": sum(map(len, pools.values())),
+        }
     return found, used
 
 
 @app.command()
 def choose(
     gsm8k: Gsm8k,
-    problems: Annotated[int, typer.Option(min=1, help="Training problems, in their fixed order.")] = 40,
+    problems: Annotated[int, typer.Option(min=1, help="Training problems, in their fixed order.")] = 32,
+    samples: Samples = 12,
     model: Model = DEFAULT_MODEL,
     out: Out = Path("results/programs"),
     requests: Requests = 128,
     minutes: Minutes = 600.0,
 ) -> None:
     """Compares the candidates on training problems."""
-    found, used = _compare("train", list(PROMPTS), problems, gsm8k, model, out, requests, minutes)
+    found, used = _compare("train", list(PROMPTS), problems, samples, gsm8k, model, out, requests, minutes)
     for side, comparisons in found.items():
         console.print_json(data={"prompt": side, "votes": comparisons, **used[side]})
-    best = max(found, key=lambda side: statistics.fmean(each["with_tool"] for each in found[side]))
+    best = max(found, key=lambda side: (found[side][0]["with_tool"], used[side]["one_solution"]))
     needed = max(problems_needed(each["discordant"]) for each in found[best])
     console.print(f"{best} is best; {needed} test problems would show a gain of {GAIN:.0%}")
 
@@ -232,6 +260,7 @@ def measure(
     gsm8k: Gsm8k,
     prompt: Annotated[str, typer.Option(help="The chosen candidate.")],
     problems: Annotated[int, typer.Option(min=1, help="Test problems, as many as `choose` said.")],
+    samples: Samples = 20,
     model: Model = DEFAULT_MODEL,
     out: Out = Path("results/programs"),
     requests: Requests = 128,
@@ -241,7 +270,7 @@ def measure(
     """Measures the chosen prompt on test problems."""
     if prompt not in PROMPTS:
         raise typer.BadParameter(f"one of {', '.join(PROMPTS)}", param_hint="--prompt")
-    found, used = _compare("test", [prompt], problems, gsm8k, model, out, requests, minutes)
+    found, used = _compare("test", [prompt], problems, samples, gsm8k, model, out, requests, minutes)
     claims = [
         claim(
             f"majority of {each['width']} with programs run, over without, at equal tokens",
