@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from search.answers.voting import SelectionRule
-from search.ports import StopCondition
 from search.strategies.base import Strategy
 from search.strategies.path_score import Aggregation
 from search.strategies.vote_weights import VoteWeights
@@ -143,11 +142,7 @@ class RewardCard(Record):
         It has measured votes over whole solutions that were written independently of each other. The steps of a search
         are chosen by their rewards, so neither weights nor aggregation can be taken over.
         """
-        if (
-            not strategy.needs_rewards
-            or strategy.stop_condition is not StopCondition.SOLUTION
-            or {*USES} & given.keys()
-        ):
+        if not strategy.needs_rewards or not strategy.answers_at_once or {*USES} & given.keys():
             return {}
         if self.use is None:
             return {"selection": SelectionRule.MAJORITY}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -26,7 +27,9 @@ LONG = 2048
 GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 LOOK_S = 0.02
 SETTLE_S = 0.5
-"""Time in which a server ends a request whose connection is closed, and then for which it may not generate, seconds."""
+"""Time for which a server generates nothing once it has ended a request whose connection is closed, seconds."""
+SETTLED_S = 5.0
+"""Time within which it ends such a request, seconds."""
 SHOWN = 60
 """Characters of a reply that a finding repeats."""
 
@@ -275,10 +278,11 @@ class _Probes:
         finally:
             asking.cancel()
             await asyncio.wait({asking})
-        await asyncio.sleep(SETTLE_S)
-        soon = await self._generated()
-        await asyncio.sleep(SETTLE_S)
-        later = await self._generated()
+        soon, later = None, await self._generated()
+        ends_at = time.monotonic() + SETTLED_S
+        while soon != later and time.monotonic() < ends_at:  # a busy server notices late that a connection is closed
+            await asyncio.sleep(SETTLE_S)
+            soon, later = later, await self._generated()
         holds = asking.cancelled() and soon == later and (later or 0) - before < longest
         self._note(name, holds, sent, f"{(later or 0) - before:g} tokens of {longest} were generated")
         return holds

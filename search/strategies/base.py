@@ -77,6 +77,8 @@ class Strategy(BaseModel, ABC):
 
     stop_condition: ClassVar[StopCondition] = StopCondition.STEP
     """Whether the generator writes single steps or whole solutions."""
+    answers_at_once: ClassVar[bool] = False
+    """Whether every solution is written by one request from the prompt alone, and reads no other."""
     needs_rewards: ClassVar[bool] = True
     """Whether steps are scored by the process reward model at all, unless settings say otherwise (``is_scored``)."""
     aliases: ClassVar[tuple[str, ...]] = ()

@@ -284,7 +284,7 @@ async def test_calls_that_have_the_engine_alone_write_the_same_and_leave_it_to_t
 async def test_a_caller_that_takes_nothing_has_the_engine_alone_until_its_deadline_only(
     generation: GenerationEngine,
 ) -> None:
-    sleeps = rambling(prompt(generation), "sleeps", deadline_s=0.5)
+    sleeps = rambling(prompt(generation), "sleeps", deadline_s=3.0)
     async with aclosing(generation.expand(sleeps, alone=True)) as groups:
         await anext(groups)
         assert len(await children(generation, wanted(prompt(generation), range(4)))) == 4

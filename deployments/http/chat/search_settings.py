@@ -93,13 +93,15 @@ class SettingsResolver:
         return self._backend.lacks(settings) if self._backend is not None else None
 
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
-        """Raises BadRequest unless the strategy writes whole solutions, which the field at ``path`` needs."""
-        if settings.strategy.stop_condition is StopCondition.SOLUTION:
+        """Raises BadRequest unless the strategy writes each solution at once, which the field at ``path`` needs."""
+        if settings.strategy.answers_at_once:
             return
-        names = (name for name, each in self._strategies.items() if each.stop_condition is StopCondition.SOLUTION)
+        names = (name for name, each in self._strategies.items() if each.answers_at_once)
+        whole = settings.strategy.stop_condition is StopCondition.SOLUTION
         message = (
-            f"{path}: {settings.strategy.name} writes step by step, but only an answer that is written as a "
-            f"whole can {NEEDS_WHOLE[path]}; search.strategy may be: {', '.join(names)}"
+            f"{path}: {settings.strategy.name} {'has the model read its solutions' if whole else 'writes step by step'}"
+            f", but only an answer that is written as a whole, from the prompt alone, can {NEEDS_WHOLE[path]}; "
+            f"search.strategy may be: {', '.join(names)}"
         )
         raise BadRequest(message, path, "unsupported_value")
 

@@ -49,6 +49,7 @@ class ReadingRounds(Strategy):
     tree says how far its search has come: the rounds are planned again, and its contexts are found among them.
     """
 
+    stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
     needs_rewards: ClassVar[bool] = False
 
     n: Width = Field(8, description="Number of solutions of the first round.")
@@ -116,7 +117,7 @@ class ReadingRounds(Strategy):
         root, contexts = tree.root, [*tree.contexts]
         rounds: list[Solutions] = [_solutions(root)]
         if missing := self.first_round - root.asked:
-            return Grown(rounds, [Expansion(root, missing, StopCondition.SOLUTION)], complete=False)
+            return Grown(rounds, [Expansion(root, missing)], complete=False)
         complete = len(rounds[0]) == len(root.children)
         while complete and any(readings := self._readings(tree, rounds)):
             lacking: list[Expansion] = []
@@ -125,9 +126,9 @@ class ReadingRounds(Strategy):
                 context = _taken(contexts, reading)
                 written[reading] = [] if context is None else _solutions(context)[::-1]
                 if context is None:
-                    lacking.append(Expansion.reading(reading, count, stop_condition=StopCondition.SOLUTION))
+                    lacking.append(Expansion.reading(reading, count))
                 elif context.asked < count:
-                    lacking.append(Expansion(context, count - context.asked, StopCondition.SOLUTION))
+                    lacking.append(Expansion(context, count - context.asked))
                 else:
                     complete &= len(written[reading]) == len(context.children)
             places = (written[reading] if reading else [] for reading in readings)

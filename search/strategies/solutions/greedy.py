@@ -15,6 +15,7 @@ class Greedy(Strategy):
 
     aliases: ClassVar[tuple[str, ...]] = ("greedy",)
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
+    answers_at_once: ClassVar[bool] = True
     needs_rewards: ClassVar[bool] = False
 
     name: Literal["greedy"] = "greedy"

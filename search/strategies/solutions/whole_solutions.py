@@ -40,6 +40,7 @@ class WholeSolutions(Strategy):
     """
 
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
+    answers_at_once: ClassVar[bool] = True
 
     n: Width = Field(16, description="Number of solutions to write; under `risk`, the maximum.")
     risk: float | None = Field(

@@ -284,6 +284,8 @@ async def test_a_model_that_the_backend_has_not_is_refused_by_name() -> None:
     [
         ({"continues": Continuing.NO}, {"strategy": "beam_search"}, "strategy: beam_search writes step by step"),
         ({"continues": Continuing.NO}, {"strategy": "self_consistency", "n": 4}, None),
+        ({"continues": Continuing.NO}, {"strategy": "select", "n": 4}, None),
+        ({"continues": Continuing.NO}, {"strategy": "refine", "n": 4}, None),
         ({"seeds": False}, {"strategy": "greedy", "seed": 1}, "seed: "),
         ({"logprobs": False}, {"strategy": "greedy", "logprobs": True}, "logprobs: "),
         ({"sampling": False}, {"strategy": "greedy", "top_k": 5}, "top_k: "),

@@ -187,25 +187,27 @@ class TextModel:
         return tokens, "length"
 
     async def _events(self, body: Any, whole: Any, usage: Any) -> AsyncIterator[str]:
+        for index, each in enumerate(whole):
+            for delta in each["deltas"]:
+                yield self._event({"choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+                if self.hangs:
+                    await self._hang_forever()
+            yield self._event(
+                {"choices": [{"index": index, "delta": {}, "finish_reason": each["finish"], **each["rest"]}]}
+            )
+        if self.usage:
+            yield self._event({"choices": [], "usage": usage})
+        yield "data: [DONE]\n\n"
+
+    async def _hang_forever(self) -> None:
+        """Counts the request as at work while it hangs only: a stream that is cancelled while it sends ends late."""
         self.at_work += 1
-        ended = False
+        self.began.set()
         try:
-            for index, each in enumerate(whole):
-                for delta in each["deltas"]:
-                    yield self._event({"choices": [{"index": index, "delta": delta, "finish_reason": None}]})
-                    if self.hangs:
-                        self.began.set()
-                        await asyncio.Event().wait()
-                yield self._event(
-                    {"choices": [{"index": index, "delta": {}, "finish_reason": each["finish"], **each["rest"]}]}
-                )
-            if self.usage:
-                yield self._event({"choices": [], "usage": usage})
-            yield "data: [DONE]\n\n"
-            ended = True
+            await asyncio.Event().wait()
         finally:
             self.at_work -= 1
-            self.aborted += not ended
+            self.aborted += 1
 
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(f'# TYPE\nvllm:generation_tokens_total{{engine="0"}} {self.generated}.0\n')

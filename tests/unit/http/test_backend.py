@@ -46,6 +46,18 @@ async def test_a_question_is_answered_by_a_vote_of_the_backends_samples(matcher:
     assert first["usage"]["prompt_tokens"] == 7  # what the backend says, not the estimate
 
 
+async def test_solutions_are_read_together_by_a_backend_that_writes_whole_ones_only(matcher: AnswerMatcher) -> None:
+    search = {"strategy": "fuse", "n": 4, "k": 2, "rounds": 1}
+    async with served(matcher, replace(CAN, continues=Continuing.NO)) as (model, world):
+        replies = [(await posted(world, search=search)).json() for _ in range(2)]
+    assert replies[0]["choices"] == replies[1]["choices"]
+    assert replies[0]["search"]["strategy"] == "fuse"
+    asked = [body["messages"] for body in model.bodies]
+    assert [messages == CHAT for messages in asked] == ([True] * 4 + [False] * (len(asked) // 2 - 4)) * 2
+    assert len(asked) // 2 == 8
+    assert all([each["role"] for each in messages] == ["system", "user"] for messages in asked)
+
+
 async def test_the_list_of_models_shows_what_can_be_searched_with(matcher: AnswerMatcher) -> None:
     async with served(matcher, CAN) as (_, world), world.client as client:
         models = (await client.get("/v1/models")).json()["data"]

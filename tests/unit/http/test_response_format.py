@@ -87,6 +87,14 @@ async def test_a_search_by_steps_says_why_not(world: World, strategy: str) -> No
     assert error["message"].endswith("search.strategy may be: greedy, self_consistency, best_of_n")
 
 
+@pytest.mark.parametrize("strategy", ["select", "fuse", "refine"])
+async def test_a_search_that_reads_its_solutions_says_why_not(world: World, strategy: str) -> None:
+    error = await error_of(world, chat(response_format={"type": "json_object"}, search={"strategy": strategy}))
+    assert error["param"] == "response_format"
+    assert f"{strategy} has the model read its solutions" in error["message"]
+    assert error["message"].endswith("search.strategy may be: greedy, self_consistency, best_of_n")
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = TEXT
     for _ in range(depth):

@@ -22,9 +22,7 @@ STEPS = 4
 PATH_TOKENS = STEPS * STEP_TOKENS
 BUDGETS = (40, 41, 55, 80, 95, 120, 200, 320, 500)
 STEPWISE = sorted(
-    name
-    for name, strategy in STRATEGIES.items()
-    if strategy.stop_condition is StopCondition.STEP and name not in ("ab_mcts", "select", "fuse", "refine")
+    name for name, strategy in STRATEGIES.items() if strategy.stop_condition is StopCondition.STEP and name != "ab_mcts"
 )
 
 
