@@ -1,0 +1,389 @@
+"""What is it worth that the model reads its own solutions?
+
+    python -m benchmarks.reading read --gsm8k DIRECTORY --split train --side select-8 --minutes 60
+    python -m benchmarks.reading report --gsm8k DIRECTORY --keep
+    python -m benchmarks.reading prefixes --gsm8k DIRECTORY --keep
+
+Qwen2.5-Coder-0.5B-Instruct on GSM8K. The first solutions of every problem are those that `benchmarks.published` has
+kept, so that readers and vote differ in the reading alone, and only the reading is computed. Rows of read problems are
+kept, and a later run goes on.
+
+``read`` runs one of `SIDES`. ``select`` is read wherever two solutions differ; what it is worth where the vote is more
+contested follows from the same rows, as in ``banyan check-select``. Problems whose solutions are all right or all wrong
+are not read by ``select``, which can only choose among them. ``report`` compares all sides with the vote.
+
+``prefixes`` runs ``fuse`` with 16 solutions, of which each of three more rounds reads four, in the order of Banyan and
+in the order in which they were drawn: how much of the prompts the engine had in its cache, and the seconds.
+"""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from unittest.mock import patch
+
+import typer
+from rich.console import Console
+
+from benchmarks.published.engines import MAX_SOLUTION_TOKENS, generator_settings, started_generator
+from benchmarks.published.problems import MathProblem, chosen_problems
+from benchmarks.published.rows import Row, RowFile
+from benchmarks.published.sampling import MAX_STEPS, SEED, NoScorer, in_parallel
+from benchmarks.published.strategies import PoolSolution, pool_of
+from benchmarks.record import RESULTS, claim, show_claims, write_result
+from cluster.evaluation.card_fit import TooFewProblems
+from cluster.evaluation.loop import Plan, problem_seed
+from cluster.evaluation.paired_bootstrap import paired_bootstrap
+from cluster.evaluation.reader_check import ReadingPlan, ReadProblem, fit_reader_card
+from search.answers.equivalence import AnswerMatcher
+from search.answers.voting import Ballot, Candidate, SelectionRule
+from search.ports import Child, ChildGroup, ExpandRequest
+from search.prompt import Prompt
+from search.run.environment import SearchEnvironment, are_same
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.strategies.reading import fuse
+from search.strategies.reading.draws import prefix_order
+from search.templates import TEMPLATES, composed
+from search.tree import Step, StepEnd
+
+if TYPE_CHECKING:
+    from deployments.engines.generation import GenerationEngine
+
+DEFAULT_MODEL = ".models/Qwen2.5-Coder-0.5B-Instruct"
+CONTEXT_TOKENS = 4096
+"""Room for eight solutions and what is written about them."""
+POOL = RESULTS / "published"
+ROWS = RESULTS / "reading"
+SIDES: Mapping[str, Mapping[str, Any]] = {
+    "select-8": {"strategy": "select", "n": 8, "contested": 1.0},
+    "fuse-8": {"strategy": "fuse", "n": 8, "rounds": 1},
+    "refine-8": {"strategy": "refine", "n": 8, "depth": 1, "feedback": "none"},
+}
+ONLY_CHOOSING = ("select-8",)
+"""Sides whose answer is always one of the first solutions."""
+MOST_PROBLEMS = {"train": 400, "test": 200}
+"""Problems of which `benchmarks.published` has solutions."""
+PREFIXES = {"strategy": "fuse", "n": 16, "k": 4, "rounds": 3}
+console = Console(width=120)
+
+
+class KeptSolutions:
+    """A generator whose first solutions of a search are kept ones; it has an engine write all others."""
+
+    def __init__(self, engine: "GenerationEngine", kept: Mapping[str, Sequence[tuple[Step, ...]]]) -> None:
+        self._engine = engine
+        self._kept = kept
+        self.prefix_tokens = 0
+        self.cached_tokens = 0
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        kept = self._kept[request.search_id]
+        first = [item for item in request.expansions if not item.parent]
+        if first:
+            yield ChildGroup(
+                tuple(Child((), each.index, kept[each.index], 0) for item in first for each in item.branches)
+            )
+        if rest := tuple(item for item in request.expansions if item.parent):
+            sizes = {item.parent: len(item.prefix) for item in rest}
+            async for group in self._engine.expand(request._replace(expansions=rest)):
+                self.prefix_tokens += sum(sizes[child.parent] for child in group.children)
+                self.cached_tokens += sum(child.cached_tokens for child in group.children)
+                yield group
+
+
+def kept_rows(split: str) -> dict[str, Row]:
+    """The rows of `benchmarks.published` by problem, the widest of each."""
+    rows = RowFile(POOL / f"{split}_solutions.jsonl", ("problem", "n")).rows
+    return {row["problem"]: row for row in sorted(rows.values(), key=lambda row: row["n"])}
+
+
+def steps_of(solution: Mapping[str, Any]) -> tuple[Step, ...]:
+    """A kept solution as it was written. Its tokens stand for themselves by their number."""
+    texts, counts = solution["steps"], solution["tokens"]
+    ends = [StepEnd.DELIMITER] * (len(texts) - 1) + [StepEnd(solution["end"])]
+    return tuple(Step((0,) * count, text, end) for text, count, end in zip(texts, counts, ends, strict=True))
+
+
+def vote_of(pool: Sequence[PoolSolution]) -> ReadProblem:
+    """The majority vote, which is the answer where nothing is read."""
+    ballot: Ballot[int] = Ballot()
+    for index, each in enumerate(pool):
+        answer = None if each.group is None else str(each.group)
+        ballot.add(Candidate(index, None, answer, each.group))
+    vote = ballot.selected(SelectionRule.MAJORITY)
+    right, in_pool = pool[vote.node].correct, any(each.correct for each in pool)
+    return ReadProblem(vote.agreement, right, right, in_pool, solution_tokens=sum(each.tokens for each in pool))
+
+
+def environment_of(generator: KeptSolutions, engine: "GenerationEngine", matcher: AnswerMatcher) -> SearchEnvironment:
+    def compose(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+        return Prompt(tuple(engine.encode_chat(composed(messages, TEMPLATES[template], shown, note))))
+
+    return SearchEnvironment(generator, NoScorer(), CONTEXT_TOKENS, matcher, compose=compose)
+
+
+async def searched(
+    problem: MathProblem,
+    kept: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    environment: SearchEnvironment,
+    engine: "GenerationEngine",
+    cache_salt: str = "",
+) -> Row:
+    """One search over the kept solutions of a problem."""
+    messages = [{"role": "user", "content": problem.text}]
+    limits = {"max_path_tokens": MAX_SOLUTION_TOKENS, "max_depth": MAX_STEPS}
+    began = time.monotonic()
+    outcome = await run_search(
+        problem.text,
+        engine.encode_chat(messages),
+        parse_search({**settings, **limits, "seed": problem_seed(SEED, problem.id)}),
+        environment,
+        search_id=problem.id,
+        messages=messages,
+        cache_salt=cache_salt,
+    )
+    answer, cost = outcome.selection.answer, outcome.cost
+    return {
+        "problem": problem.id,
+        "correct": answer is not None and await are_same(environment.matcher, problem.answer, answer),
+        "written_tokens": cost.generated_tokens - sum(sum(each["tokens"]) for each in kept[: settings["n"]]),
+        "prompt_tokens": cost.context_prompt_tokens,
+        "unread": cost.unread_sources,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+async def read_side(
+    split: str, side: str, problems: Sequence[MathProblem], rows: RowFile, model: str, requests: int, minutes: float
+) -> None:
+    """Reads the solutions of each problem that has no row yet."""
+    settings, kept = SIDES[side], kept_rows(split)
+    missing = [
+        problem
+        for problem in problems
+        if problem.id in kept
+        and (problem.id, side) not in rows
+        and (side not in ONLY_CHOOSING or can_be_won(kept[problem.id]["solutions"][: settings["n"]]))
+    ]
+    async with started(model, requests) as (engine, matcher):
+        solutions = {problem.id: kept[problem.id]["solutions"] for problem in missing}
+        generator = KeptSolutions(
+            engine, {name: [steps_of(each) for each in found] for name, found in solutions.items()}
+        )
+        environment = environment_of(generator, engine, matcher)
+
+        async def work(problem: MathProblem) -> Row:
+            row = await searched(problem, solutions[problem.id], settings, environment, engine)
+            return row | {"side": side}
+
+        def keep(row: Row) -> None:
+            rows.append(row)
+            console.print(f"{row['problem']}: {row['written_tokens']} tokens, {row['seconds']} s")
+
+        await in_parallel(missing, work, keep, max(1, requests // settings["n"]), time.monotonic() + 60 * minutes)
+    console.print(f"{side}: {sum((problem.id, side) in rows for problem in missing)} of {len(missing)} problems read")
+
+
+def started(model: str, requests: int) -> AbstractAsyncContextManager[tuple["GenerationEngine", AnswerMatcher]]:
+    """The engine, with room for prompts that show solutions."""
+    settings = generator_settings(model, requests, 2)
+    return started_generator(settings.model_copy(update={"max_model_len": CONTEXT_TOKENS}))
+
+
+def can_be_won(solutions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a choice among the solutions may be right or wrong."""
+    return len({each["correct"] for each in solutions}) == 2
+
+
+async def results_of(
+    split: str, side: str, problems: Sequence[MathProblem], rows: RowFile, matcher: AnswerMatcher
+) -> dict[str, ReadProblem]:
+    """Vote and reading of each problem that has a row, or that reading cannot change, up to the first one without."""
+    kept, n = kept_rows(split), SIDES[side]["n"]
+    found: dict[str, ReadProblem] = {}
+    for problem in problems:
+        solutions = kept[problem.id]["solutions"][:n]
+        vote = vote_of(await pool_of(solutions, None, matcher))
+        row = rows.rows.get((problem.id, side))
+        if row is not None:
+            costs = {name: row[name] for name in ("written_tokens", "prompt_tokens")}
+            found[problem.id] = vote._replace(read=row["correct"], **costs)
+        elif side in ONLY_CHOOSING and not can_be_won(solutions):
+            found[problem.id] = vote
+        else:
+            break
+    return found
+
+
+def figures_of(results: Mapping[str, ReadProblem], majorities: Mapping[str, Mapping[str, ReadProblem]]) -> Row:
+    """A side beside votes on the same problems, with the tokens of each."""
+    read = [each for each in results.values() if each.written_tokens]
+    figures: Row = {
+        "problems": len(results),
+        "read": len(read),
+        "right": round(statistics.fmean(each.read for each in results.values()), 4),
+        "solution_tokens": round(statistics.fmean(each.solution_tokens for each in results.values())),
+        "written_tokens_where_read": round(statistics.fmean(each.written_tokens for each in read)) if read else 0,
+        "prompt_tokens_where_read": round(statistics.fmean(each.prompt_tokens for each in read)) if read else 0,
+    }
+    for name, votes in majorities.items():
+        both = results.keys() & votes.keys()
+        if not both:
+            continue
+        one, other = (
+            {problem: float(votes[problem].vote) for problem in both},
+            {problem: float(results[problem].read) for problem in both},
+        )
+        difference = paired_bootstrap(one, other)
+        figures[f"less {name}"] = {
+            "right": round(statistics.fmean(one.values()), 4),
+            "tokens": round(statistics.fmean(votes[problem].solution_tokens for problem in both)),
+            "difference": round(difference.mean, 4),
+            "interval": [round(difference.low, 4), round(difference.high, 4)],
+        }
+    return figures
+
+
+async def compared(gsm8k: Path) -> Row:
+    """Every split and side that has rows."""
+    matcher = AnswerMatcher()
+    await matcher.start()
+    try:
+        figures: Row = {}
+        for split in ("train", "test"):
+            rows = rows_of(split)
+            kept = kept_rows(split)
+            problems = [each for each in chosen_problems(gsm8k, split, MOST_PROBLEMS[split]) if each.id in kept]
+            widest = min(len(kept[each.id]["solutions"]) for each in problems)
+            votes = {
+                f"majority of {n}": {
+                    each.id: vote_of(await pool_of(kept[each.id]["solutions"][:n], None, matcher)) for each in problems
+                }
+                for n in (8, 16)
+                if n <= widest
+            }
+            for side in SIDES:
+                results = await results_of(split, side, problems, rows, matcher)
+                if any(each.written_tokens for each in results.values()):
+                    figures[f"{split}, {side}"] = figures_of(results, votes) | card_of(side, results)
+        return figures
+    finally:
+        matcher.close()
+
+
+def card_of(side: str, results: Mapping[str, ReadProblem]) -> Row:
+    """What ``banyan check-select`` would say; empty for a side that does more than choose."""
+    if side not in ONLY_CHOOSING:
+        return {}
+    given = SIDES[side]
+    try:
+        card = fit_reader_card([*results.values()], ReadingPlan(str(given["strategy"]), Plan(n=int(given["n"]))))
+    except TooFewProblems as error:
+        return {"card": str(error)}
+    return {"card": card.model_dump(mode="json"), "verdict": card.verdict}
+
+
+def rows_of(split: str) -> RowFile:
+    return RowFile(ROWS / f"{split}.jsonl", ("problem", "side"))
+
+
+async def with_prefixes(gsm8k: Path, model: str, problems: int, requests: int) -> Row:
+    """``fuse`` in both orders, one search at a time, the first order first in every other problem."""
+    chosen, kept = chosen_problems(gsm8k, "test", problems), kept_rows("test")
+    figures: dict[str, dict[str, float]] = {
+        order: {"prompt_tokens": 0, "cached_tokens": 0, "seconds": 0.0} for order in ORDERS
+    }
+    async with started(model, requests) as (engine, matcher):
+        for number, problem in enumerate(chosen):
+            solutions = kept[problem.id]["solutions"]
+            for order in ORDERS if number % 2 else [*ORDERS][::-1]:
+                generator = KeptSolutions(engine, {problem.id: [steps_of(each) for each in solutions]})
+                with patch.object(fuse, "prefix_order", ORDERS[order]):
+                    environment = environment_of(generator, engine, matcher)
+                    # Nothing of the other order's prompts may be found in the cache.
+                    row = await searched(problem, solutions, PREFIXES, environment, engine, cache_salt=order)
+                figures[order]["prompt_tokens"] += generator.prefix_tokens
+                figures[order]["cached_tokens"] += generator.cached_tokens
+                figures[order]["seconds"] += row["seconds"]
+                console.print(f"{problem.id}, {order}: {generator.cached_tokens} of {generator.prefix_tokens} tokens")
+    for each in figures.values():
+        each["cached_share"] = round(each["cached_tokens"] / each["prompt_tokens"], 4)
+        each["seconds"] = round(each["seconds"], 1)
+    return {"model": Path(model).name, "search": PREFIXES, "problems": problems, **figures}
+
+
+def _as_drawn(sets: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[list[int]]:
+    return [list(each) for each in sets]
+
+
+OURS, DRAWN = "Banyan's order", "drawn order"
+ORDERS = {OURS: prefix_order, DRAWN: _as_drawn}
+
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
+Model = Annotated[str, typer.Option(help="Directory of the generator.")]
+Requests = Annotated[int, typer.Option(min=8, max=256, help="Requests of the engine at a time.")]
+Keep = Annotated[bool, typer.Option(help="Write the figures to benchmarks/results.")]
+
+
+@app.command()
+def read(
+    gsm8k: Gsm8k,
+    split: Annotated[str, typer.Option(help="`train` or `test`.")],
+    side: Annotated[str, typer.Option(help=f"One of {', '.join(SIDES)}.")],
+    problems: Annotated[int, typer.Option(min=1, help="Problems, in their fixed order.")] = 400,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Ends after so long; a later run goes on.")] = 60.0,
+    model: Model = DEFAULT_MODEL,
+    requests: Requests = 64,
+) -> None:
+    """Has the model read the kept solutions of problems that it has not read yet."""
+    if side not in SIDES:
+        raise typer.BadParameter(f"one of {', '.join(SIDES)}", param_hint="--side")
+    if split not in MOST_PROBLEMS:
+        raise typer.BadParameter(f"one of {', '.join(MOST_PROBLEMS)}", param_hint="--split")
+    chosen = chosen_problems(gsm8k, split, min(problems, MOST_PROBLEMS[split]))
+    asyncio.run(read_side(split, side, chosen, rows_of(split), model, requests, minutes))
+
+
+@app.command()
+def report(gsm8k: Gsm8k, keep: Keep = False) -> None:
+    """Compares all sides with the vote, on the problems that were read."""
+    figures = asyncio.run(compared(gsm8k))
+    claims = [
+        claim(f"{side}: right, less the {name.removeprefix('less ')}", each["difference"], "as found", True)
+        for side, found in figures.items()
+        for name, each in found.items()
+        if name.startswith("less ")
+    ]
+    console.print_json(data=figures)
+    if keep:
+        console.print(f"kept in {write_result('reading', {**figures, 'claims': claims}).name}")
+
+
+@app.command()
+def prefixes(
+    gsm8k: Gsm8k,
+    problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 6,
+    model: Model = DEFAULT_MODEL,
+    requests: Requests = 64,
+    keep: Keep = False,
+) -> None:
+    """Measures what the order of the solutions in a prompt saves."""
+    figures = asyncio.run(with_prefixes(gsm8k, model, problems, requests))
+    ours, drawn = figures[OURS], figures[DRAWN]
+    gain = round(ours["cached_share"] - drawn["cached_share"], 4)
+    claims = [claim("share of prompt tokens in the cache, less that of the drawn order", gain, "> 0", gain > 0)]
+    console.print_json(data=figures)
+    show_claims(console, claims)
+    if keep:
+        console.print(f"kept in {write_result('reading_prefixes', {**figures, 'claims': claims}).name}")
+
+
+if __name__ == "__main__":
+    app()
