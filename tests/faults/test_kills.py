@@ -19,6 +19,7 @@ ENGINES = ("Generator", "ProcessRewardModel")
 CLIENTS = 16
 SEED = 7000
 VOTE = {"strategy": "self_consistency", "n": 16, "risk": 0.1, "rounds": [2, 2, 4]}
+FUSE = {"strategy": "fuse", "n": 8, "k": 2, "rounds": 2}
 
 
 class Kill(NamedTuple):
@@ -42,7 +43,7 @@ class Kill(NamedTuple):
 def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config) -> None:
     seconds, least = pytestconfig.getoption("--kill-seconds"), pytestconfig.getoption("--least-kills")
     before = shared_memory()
-    load = Load(whole, problems(24, seed=71), SEED, [BEAM, VOTE])
+    load = Load(whole, problems(24, seed=71), SEED, [BEAM, VOTE, FUSE])
     with without_writing_ahead(whole):
         undisturbed = {index: load.once(whole.http, index) for index in range(24)}
     assert all(each.is_whole for each in undisturbed.values()), failures(
