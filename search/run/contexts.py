@@ -13,6 +13,10 @@ from search.tree import ContextNode, Reading, SearchTree
 
 MAX_SHOWN_CHARS = 16_384
 """Most characters that a source shows: the last ones of its solution, which have the answer."""
+LEAST_SHOWN_CHARS = 64
+"""Fewest that it is cut to."""
+LEAST_SOURCES = 2
+"""Sources that are cut rather than left out: of a single one, there is nothing to choose."""
 
 Compose: TypeAlias = Callable[[Any, str, Sequence[str], str], Prompt]
 """Composes a prompt from the messages of the question, as `run_search` got them, the name of a template, the texts of
@@ -39,7 +43,7 @@ class Composer:
 
     def context(self, reading: Reading) -> ContextNode:
         """A context that is not in the tree yet. If the prompt of all sources leaves no room for a step, it reads only
-        the first ones, and of a single one only the end.
+        the first ones, at least two of them, and of these only the end.
 
         Raises:
             ContextsUnavailable: there is nothing to compose prompts with.
@@ -69,9 +73,11 @@ class Composer:
             raise ContextsUnavailable(self._name)
         reading, limits = context.reading, self._limits
         texts = [self._tree.content_of(source) for source in reading.sources]
-        fewer = ((count, MAX_SHOWN_CHARS) for count in range(len(texts), 0, -1))
-        shorter = ((1, MAX_SHOWN_CHARS >> halved) for halved in range(1, 9))
-        for count, characters in chain(fewer, shorter):
+        two = texts[:LEAST_SOURCES]
+        longest = min(max(map(len, two)), MAX_SHOWN_CHARS)
+        fewer = ((count, MAX_SHOWN_CHARS) for count in range(len(texts), len(two) - 1, -1))
+        shorter = ((len(two), longest >> halved) for halved in range(1, 9) if longest >> halved >= LEAST_SHOWN_CHARS)
+        for count, characters in chain(fewer, shorter, [(1, LEAST_SHOWN_CHARS)]):
             shown = [text[-characters:] for text in texts[:count]]
             prompt = self._compose(self._messages, reading.template, shown, reading.note)
             context.prompt_tokens = prompt.size

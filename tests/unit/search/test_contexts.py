@@ -384,24 +384,31 @@ def test_what_does_not_fit_is_not_read() -> None:
     assert outcome.selection.node in outcome.tree.terminals
 
 
-def test_of_a_solution_that_does_not_fit_the_end_is_read() -> None:
-    """A search that resumes cuts it alike."""
+@pytest.mark.parametrize("strategy", [Chains(), Rounds(n=3, k=2, rounds=2)], ids=["one", "two"])
+def test_of_solutions_that_do_not_fit_the_ends_are_read(strategy: Strategy) -> None:
+    """The only source of a context, or the first two: a reader of one has nothing to choose. A search that resumes cuts
+    them alike."""
 
     def spelled(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
         return Prompt((7, *(ord(letter) for text in shown for letter in text)))
 
     limits = {"max_step_tokens": 9, "max_path_tokens": 60}
-    options: dict[str, Any] = {"compose": spelled, "context_tokens": 100, "settings": limits}
-    _, whole, saved = run(Chains(), save_at=[20, 30], **options)
-    lengths = set()
+    room = 100 if isinstance(strategy, Chains) else 150
+    options: dict[str, Any] = {"compose": spelled, "context_tokens": room, "settings": limits}
+    _, whole, saved = run(strategy, save_at=[20, 30], **options)
+    cut = set()
     for context in whole.tree.contexts:
-        [source] = context.reading.sources
-        text = source.text if len(source.text) <= 90 else source.text[-64:]
-        assert context.prompt == spelled(QUESTION, "refine", [text], "")
-        lengths.add(len(source.text) > 90)
-    assert lengths == {True, False}
+        texts = [whole.tree.content_of(source) for source in context.reading.sources]
+        assert len(texts) == (1 if isinstance(strategy, Chains) else 2)
+        longest = max(map(len, texts))
+        sizes = [longest, *(longest >> halved for halved in range(1, 8) if longest >> halved >= 64), 64]
+        most = next(size for size in sizes if 1 + sum(len(text[-size:]) for text in texts) + 9 <= room)
+        assert context.prompt == spelled(QUESTION, "", [text[-most:] for text in texts], "")
+        cut.add(most < longest)
+    assert cut == {True, False}
+    assert whole.cost.unread_sources == 0
     for snapshot in saved:
-        assert tree_as_json(run(Chains(), tree=restore_tree(snapshot), **options)[1].tree) == tree_as_json(whole.tree)
+        assert tree_as_json(run(strategy, tree=restore_tree(snapshot), **options)[1].tree) == tree_as_json(whole.tree)
 
 
 @pytest.mark.parametrize("lacking", [{"compose": None}, {"prefill": Prefill((), "It")}])
