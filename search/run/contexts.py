@@ -1,8 +1,9 @@
 """Composes the prompts of a search's contexts."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import Any, TypeAlias
+from itertools import count, takewhile
+from typing import Any, NamedTuple, TypeAlias
 
 from search.errors import ContextsUnavailable, PromptTooLong
 from search.prompt import Prompt
@@ -69,21 +70,44 @@ class Composer:
                 await turns.pass_on()
 
     def _begin(self, context: ContextNode) -> None:
+        texts = [self._tree.content_of(source) for source in context.reading.sources]
+        ways = _ways_to_show(texts)
+        if (prompt := self._fitting(context, texts, ways[0])) is None:
+            # Each way is shorter than the one before: the first that fits is found in few compositions.
+            first = bisect_left(ways, True, lo=1, key=lambda way: self._fitting(context, texts, way) is not None)
+            way = ways[min(first, len(ways) - 1)]
+            if (prompt := self._fitting(context, texts, way)) is None:
+                raise PromptTooLong(
+                    f"the prompt that shows a solution has {context.prompt_tokens} tokens, the context holds "
+                    f"{self._limits.context_tokens}"
+                )
+            context.reading = context.reading._replace(sources=context.reading.sources[: way.sources])
+        context.begin_with(prompt)
+
+    def _fitting(self, context: ContextNode, texts: Sequence[str], way: "_Shown") -> Prompt | None:
+        """The prompt that shows the sources so; None if it leaves no room for a step."""
         if self._compose is None:
             raise ContextsUnavailable(self._name)
-        reading, limits = context.reading, self._limits
-        texts = [self._tree.content_of(source) for source in reading.sources]
-        two = texts[:LEAST_SOURCES]
-        longest = min(max(map(len, two)), MAX_SHOWN_CHARS)
-        fewer = ((count, MAX_SHOWN_CHARS) for count in range(len(texts), len(two) - 1, -1))
-        shorter = ((len(two), longest >> halved) for halved in range(1, 9) if longest >> halved >= LEAST_SHOWN_CHARS)
-        for count, characters in chain(fewer, shorter, [(1, LEAST_SHOWN_CHARS)]):
-            shown = [text[-characters:] for text in texts[:count]]
-            prompt = self._compose(self._messages, reading.template, shown, reading.note)
-            context.prompt_tokens = prompt.size
-            if min(limits.solution_tokens(context), limits.tokens(context)) >= self._least:
-                context.reading = reading._replace(sources=reading.sources[:count])
-                return context.begin_with(prompt)
-        raise PromptTooLong(
-            f"the prompt that shows a solution has {prompt.size} tokens, the context holds {limits.context_tokens}"
-        )
+        shown = [text[-way.characters :] for text in texts[: way.sources]]
+        prompt = self._compose(self._messages, context.reading.template, shown, context.reading.note)
+        context.prompt_tokens = prompt.size
+        room = min(self._limits.solution_tokens(context), self._limits.tokens(context))
+        return prompt if room >= self._least else None
+
+
+class _Shown(NamedTuple):
+    """How much a prompt shows of its sources."""
+
+    sources: int
+    """The first ones."""
+    characters: int
+    """The last ones of each solution."""
+
+
+def _ways_to_show(texts: Sequence[str]) -> list[_Shown]:
+    """Less and less: fewer sources, then the ends of the last two, then the end of one."""
+    two = texts[:LEAST_SOURCES]
+    longest = min(max(map(len, two)), MAX_SHOWN_CHARS)
+    fewer = [_Shown(sources, MAX_SHOWN_CHARS) for sources in range(len(texts), len(two) - 1, -1)]
+    halves = takewhile(LEAST_SHOWN_CHARS.__le__, (longest >> halved for halved in count(1)))
+    return [*fewer, *(_Shown(len(two), characters) for characters in halves), _Shown(1, LEAST_SHOWN_CHARS)]

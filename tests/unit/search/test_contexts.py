@@ -384,6 +384,21 @@ def test_what_does_not_fit_is_not_read() -> None:
     assert outcome.selection.node in outcome.tree.terminals
 
 
+def test_what_fits_is_found_in_few_compositions() -> None:
+    composed: list[int] = []
+
+    def counting(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+        composed.append(len(shown))
+        return compose(messages, template, shown, note)
+
+    limits = {"max_step_tokens": 9, "max_path_tokens": 9}
+    room = 4 + 5 * 6 + 9
+    strategy = Rounds(n=16, k=16, rounds=1)
+    _, outcome, _ = run(strategy, variety=None, context_tokens=room, settings=limits, compose=counting)
+    assert {len(context.reading.sources) for context in outcome.tree.contexts} == {5}
+    assert len(composed) / len(outcome.tree.contexts) <= 7
+
+
 @pytest.mark.parametrize("strategy", [Chains(), Rounds(n=3, k=2, rounds=2)], ids=["one", "two"])
 def test_of_solutions_that_do_not_fit_the_ends_are_read(strategy: Strategy) -> None:
     """The only source of a context, or the first two: a reader of one has nothing to choose. A search that resumes cuts
