@@ -33,6 +33,8 @@ CUT_S = 2.0
 """Time before a call's deadline at which the critiques that are not finished are given up."""
 CUT_SHARE = 0.1
 """The same as a share of the call's time, where that is less."""
+ALL_TOKENS = '{"tok_pooling_type": "ALL"}'
+"""vLLM's setting by which it pools nothing."""
 NO_VERDICT = 0.5
 """Reward of a step about which no critique came to a verdict."""
 
@@ -298,7 +300,10 @@ def _tagged(rows: Any, query: Query, classes: int) -> list[list[float]]:
     whole = isinstance(rows, list) and len(rows) == len(query.token_ids)
     if not whole and not (isinstance(rows, list) and len(rows) == query.steps):
         number = len(rows) if isinstance(rows, list) else "no"
-        raise ScorerError(f"the reply has {number} rows for {len(query.token_ids)} tokens and {query.steps} steps")
+        raise ScorerError(
+            f"the reply has {number} rows for {len(query.token_ids)} tokens and {query.steps} steps; vLLM returns one "
+            f"for each token if it is started with --pooler-config '{ALL_TOKENS}'"
+        )
     found = [rows[tag] for tag in query.tags] if whole else rows[-len(query.tags) :]
     for row in found:
         numbers = isinstance(row, list) and all(isinstance(each, int | float) for each in row)

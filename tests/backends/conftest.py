@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deployments.backends.scorer import ALL_TOKENS
 from deployments.engines.settings import EMBEDDED_MODELS
 
 START_S = 240.0
@@ -51,12 +52,25 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What ``vllm serve`` runs, with the embedded generator on a CPU."""
+    more = ["--served-model-name", "arithmetic", "--max-num-seqs", "64", "--block-size", "32"]
+    with _vllm("generator", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def vllm_pooling_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with the embedded reward model, which vLLM itself knows as Qwen2.5-Math-PRM's architecture."""
+    more = ["--runner", "pooling", "--pooler-config", ALL_TOKENS]
+    with _vllm("prm", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
+        yield url
+
+
+@contextmanager
+def _vllm(model: str, log: Path, *more: str) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(EMBEDDED_MODELS / "generator"), "--served-model-name", "arithmetic"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024", "--max-num-seqs", "64"]
-    command += ["--dtype", "float32", "--enforce-eager", "--block-size", "32"]
-    log = tmp_path_factory.mktemp("vllm") / "log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(EMBEDDED_MODELS / model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
+    command += ["--dtype", "float32", "--enforce-eager", *more]
     with started(command, port, "/health", log, VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1") as url:
         yield url
 

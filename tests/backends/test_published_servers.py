@@ -14,11 +14,24 @@ import pytest
 from deployments.backends.capabilities import Capabilities, Continuing, find_capabilities
 from deployments.backends.generator import UrlGenerator
 from deployments.backends.pool import Pool
+from deployments.backends.prm_settings import UrlPrmSettings
+from deployments.backends.scorer import UrlScorer
 from deployments.backends.settings import BackendSettings
 from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 from search.answers.equivalence import AnswerMatcher
-from search.ports import Branch, ExpandItem, ExpandRequest, Generator, Lane, Sampling, StopCondition
+from search.ports import (
+    Branch,
+    ExpandItem,
+    ExpandRequest,
+    Generator,
+    Lane,
+    Sampling,
+    ScoreItem,
+    ScoreRequest,
+    StopCondition,
+)
 from search.prompt import Prompt
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -28,6 +41,7 @@ from tests.unit.search.search_fakes import FakeScorer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and torch about themselves
 PROBLEMS = [problem.text for problem in itertools.islice(draw_problems(Split.TEST, seed=64), 6)]
+STEPS = ("5 + 37 = 42\n\n", "42 * 3 = 126\n\n", "126 - 40 = 87\n\n", r"The answer is \boxed{87}")
 VOTE = {"strategy": "self_consistency", "n": 8, "seed": 7}
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "seed": 7}
 
@@ -99,6 +113,26 @@ async def test_what_vllm_can_do(vllm_url: str) -> None:
         sampling=True,
         cancels=True,
     )
+
+
+async def test_rewards_of_vllm_are_those_of_an_engine_in_this_process(vllm_pooling_url: str) -> None:
+    from deployments.engines.scoring import ScoringEngine
+
+    settings = StepHeadSettings(model=str(EMBEDDED_MODELS / "prm"))
+    engine = ScoringEngine(settings)
+    far = UrlScorer(UrlPrmSettings(url=vllm_pooling_url, format=settings))
+    await engine.start()
+    try:
+        await far.start()
+        for question in PROBLEMS:
+            items = (ScoreItem(STEPS, unscored=len(STEPS)), ScoreItem(STEPS[:2]), ScoreItem(STEPS[1:], ended=True))
+            request = ScoreRequest("s", question, items, 60.0)
+            theirs, ours = await far.score(request), await engine.score(request)
+            for one, other in zip(theirs, ours, strict=True):
+                assert one == pytest.approx(other, abs=1e-4)
+    finally:
+        await far.close()
+        engine.shutdown()
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
