@@ -108,7 +108,7 @@ test-page: setup-dev .venv-page/.done ## the page, in Debian's Chromium (apt-get
 check: setup-dev ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
 format: setup-dev ## format and fix what ruff can
