@@ -53,6 +53,7 @@ def test_an_argument_that_the_server_does_not_know_is_named() -> None:
     server.stop()
 
 
+@pytest.mark.long
 def test_the_keeper_replaces_a_server_that_is_killed_and_one_that_hangs() -> None:
     settings = WITHOUT_ENGINES.model_copy(update={"stop_timeout_s": 0.5})
     keeper = CacheKeeper(settings, probe_interval_s=0.5, probe_failures=1)

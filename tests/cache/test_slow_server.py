@@ -70,7 +70,8 @@ class Paths:
             await asyncio.gather(*(engine.ask(self.some(8), max_tokens=1) for _ in range(8)))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("prefilled", marks=pytest.mark.long), "windows"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["prefilled", "windows"])
 def test_a_stopped_server_stores_no_wrong_kv_of_prompts_and_evicted_paths(
     kind: str, small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:

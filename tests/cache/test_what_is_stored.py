@@ -89,6 +89,7 @@ def test_prompts_are_stored_once_computed_and_steps_when_evicted(
         assert objects(keeper.server) == kept
 
 
+@pytest.mark.long
 def test_an_engine_without_prefix_caching_serves_and_shares_nothing(
     model: Path, keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:

@@ -102,6 +102,7 @@ async def tokens_of(settings: GeneratorSettings) -> tuple[list[tuple[int, ...]],
     return [written[index] for index in range(8)], parent
 
 
+@pytest.mark.long
 async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_template_does_not_answer(
     generator_model: str,
     shared: Template,
