@@ -22,22 +22,21 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
+from benchmarks.published.__main__ import SOLUTIONS, kept_solutions, pools_of
 from benchmarks.published.engines import CONTEXT_TOKENS, generator_settings, started_generator
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
-from benchmarks.published.strategies import PoolSolution, pool_of
-from benchmarks.record import RESULTS, claim, show_claims, write_result
+from benchmarks.published.strategies import PoolSolution, pool_of, vote
+from benchmarks.record import claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
 from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from deployments.config import PythonToolSettings
 from search.answers.equivalence import AnswerMatcher
 from search.answers.programs import program_answer
-from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.run.environment import SearchEnvironment
 from search.run.runner import run_search
 from search.settings import parse_search
-from search.tree import Node
 
 BOXED = "put your final answer within \\boxed{}."
 UNASKED = "unasked"
@@ -76,11 +75,8 @@ class Vote(NamedTuple):
 
 def majority(pool: Sequence[PoolSolution], n: int) -> Vote:
     """The vote among the first ``n`` solutions."""
-    ballot: Ballot[Node] = Ballot()
-    for number, each in enumerate(pool[:n]):
-        ballot.add(Candidate(Node((number,), None), None, None, each.group))
-    winner = ballot.selected(SelectionRule.MAJORITY).node.id[0]
-    return Vote(float(pool[winner].correct), sum(each.tokens for each in pool[:n]))
+    chosen = pool[:n]
+    return Vote(float(chosen[vote(chosen).node].correct), sum(each.tokens for each in chosen))
 
 
 def equal_width(without: float, pools: Mapping[str, Sequence[PoolSolution]]) -> int:
@@ -170,23 +166,25 @@ async def _row(problem: MathProblem, side: str, prompt: Sequence[int], n: int, e
     return {"problem": problem.id, "side": side, "solutions": solutions, **figures}
 
 
-async def pools_of(solutions: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[PoolSolution]]:
-    """The solutions of each problem, with their answers grouped."""
+async def grouped(
+    split: str, problems: list[MathProblem], sides: Sequence[str], rows: RowFile
+) -> tuple[dict[str, list[PoolSolution]], dict[str, dict[str, list[PoolSolution]]]]:
+    """The solutions without the tool by problem, and those with it by prompt and problem."""
     matcher = AnswerMatcher()
     await matcher.start()
     try:
-        return {problem: await pool_of(each, None, matcher) for problem, each in solutions.items()}
+        without = await pools_of(split, problems, None, matcher)
+        with_tool = {
+            side: {
+                problem: await pool_of(rows.rows[problem, side]["solutions"], None, matcher)
+                for problem in without
+                if (problem, side) in rows
+            }
+            for side in sides
+        }
     finally:
         matcher.close()
-
-
-def solutions_without(split: str, problems: Sequence[MathProblem]) -> dict[str, list[dict[str, Any]]]:
-    """The solutions of `benchmarks.published`, the largest row of each problem that has one."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    rows = RowFile(RESULTS / "published" / f"{split}_solutions.jsonl", ("problem", "n")).rows
-    for row in sorted(rows.values(), key=lambda row: row["n"]):
-        found[row["problem"]] = row["solutions"]
-    return {problem.id: found[problem.id] for problem in problems if problem.id in found}
+    return without, with_tool
 
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -215,24 +213,24 @@ def _compare(
     minutes: float,
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
     """By prompt: the comparisons of both widths, and the figures of its solutions and programs."""
-    chosen = chosen_problems(gsm8k, split, problems)
+    chosen, kept = chosen_problems(gsm8k, split, problems), kept_solutions(split)
+    if lacking := sum(problem.id not in kept for problem in chosen):
+        told = f"benchmarks.published has no solutions of {lacking} of these {split} problems"
+        raise typer.BadParameter(told, param_hint="--problems")
     rows = RowFile(out / f"{split}.jsonl", ("problem", "side"))
     asyncio.run(sampled(chosen, sides, samples, rows, model, requests, minutes))
-    without = asyncio.run(pools_of(solutions_without(split, chosen)))
-    if not without:
-        raise typer.BadParameter(f"benchmarks.published has no solutions of {split} problems", param_hint="--gsm8k")
+    without, with_tool = asyncio.run(grouped(split, chosen, sides, rows))
     names = ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")
-    found: dict[str, list[dict[str, Any]]] = {}
-    used: dict[str, dict[str, float]] = {}
-    for side in sides:
-        written = {problem: rows.rows[problem, side]["solutions"] for problem in without if (problem, side) in rows}
-        pools = asyncio.run(pools_of(written))
-        widest = min(map(len, without.values()))
-        found[side] = [compared(width, without, pools) for width in WIDTHS if width <= widest]
-        used[side] = {name: sum(rows.rows[problem, side][name] for problem in written) for name in names} | {
+    widths = [width for width in WIDTHS if width <= SOLUTIONS[split]]
+    found = {side: [compared(width, without, pools) for width in widths] for side, pools in with_tool.items()}
+    used = {
+        side: {name: sum(rows.rows[problem, side][name] for problem in pools) for name in names}
+        | {
             "one_solution": round(statistics.fmean(each.correct for pool in pools.values() for each in pool), 4),
             "solutions": sum(map(len, pools.values())),
         }
+        for side, pools in with_tool.items()
+    }
     return found, used
 
 

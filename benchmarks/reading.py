@@ -4,22 +4,24 @@
     python -m benchmarks.reading report --gsm8k DIRECTORY --keep
     python -m benchmarks.reading prefixes --gsm8k DIRECTORY --keep
 
-Qwen2.5-Coder-0.5B-Instruct on GSM8K. The first solutions of every problem are those that `benchmarks.published` has
-kept, so that readers and vote differ in the reading alone, and only the reading is computed. Rows of read problems are
-kept, and a later run goes on.
+Qwen2.5-Coder-0.5B-Instruct on GSM8K. Every search starts from the solutions that `benchmarks.published` has sampled:
+the readers and the majority vote have the same candidates, and only the reading is generated. Each problem is a row of
+a file, from which a later run goes on.
 
-``read`` runs one of `SIDES`. ``select`` is read wherever two solutions differ; what it is worth where the vote is more
-contested follows from the same rows, as in ``banyan check-select``. Problems whose solutions are all right or all wrong
-are not read by ``select``, which can only choose among them. ``report`` compares all sides with the vote.
+``read`` runs one of `SIDES`. With ``select`` the solutions are read wherever two of them differ; what that is worth
+where the vote is more contested follows from the same rows, as in ``banyan check-select``. Problems whose solutions are
+all right or all wrong are skipped for ``select``, which can only choose among them. ``report`` compares all sides with
+the vote.
 
-``prefixes`` runs ``fuse`` with 16 solutions, of which each of three more rounds reads four, in the order of Banyan and
-in the order in which they were drawn: how much of the prompts the engine had in its cache, and the seconds.
+``prefixes`` runs ``fuse`` with 16 solutions and three more rounds, in which each solution reads four, twice: with the
+solutions of a prompt in Banyan's order, and in the order in which they were drawn. It compares the share of prompt
+tokens that the prefix cache had, and the seconds.
 """
 
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,18 +30,19 @@ from unittest.mock import patch
 import typer
 from rich.console import Console
 
+from benchmarks.published.__main__ import SOLUTIONS, TEST, TRAIN, TRAIN_PROBLEMS, kept_solutions, pools_of
 from benchmarks.published.engines import MAX_SOLUTION_TOKENS, generator_settings, started_generator
 from benchmarks.published.problems import MathProblem, chosen_problems
+from benchmarks.published.report import TEST_PROBLEMS
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import MAX_STEPS, SEED, NoScorer, in_parallel
-from benchmarks.published.strategies import PoolSolution, pool_of
+from benchmarks.published.strategies import PoolSolution, vote
 from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.card_fit import TooFewProblems
 from cluster.evaluation.loop import Plan, problem_seed
 from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from cluster.evaluation.reader_check import ReadingPlan, ReadProblem, fit_reader_card
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.ports import Child, ChildGroup, ExpandRequest
 from search.prompt import Prompt
 from search.run.environment import SearchEnvironment, are_same
@@ -55,8 +58,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = ".models/Qwen2.5-Coder-0.5B-Instruct"
 CONTEXT_TOKENS = 4096
-"""Room for eight solutions and what is written about them."""
-POOL = RESULTS / "published"
+"""Room for eight solutions and the reader's reply."""
 ROWS = RESULTS / "reading"
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "select-8": {"strategy": "select", "n": 8, "contested": 1.0},
@@ -65,8 +67,10 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
 }
 ONLY_CHOOSING = ("select-8",)
 """Sides whose answer is always one of the first solutions."""
-MOST_PROBLEMS = {"train": 400, "test": 200}
-"""Problems of which `benchmarks.published` has solutions."""
+PROBLEMS = {TRAIN: TRAIN_PROBLEMS, TEST: TEST_PROBLEMS}
+"""Number of problems that `benchmarks.published` has sampled."""
+WIDTHS = (8, 16)
+"""Votes that the sides are compared with."""
 PREFIXES = {"strategy": "fuse", "n": 16, "k": 4, "rounds": 3}
 console = Console(width=120)
 
@@ -95,12 +99,6 @@ class KeptSolutions:
                 yield group
 
 
-def kept_rows(split: str) -> dict[str, Row]:
-    """The rows of `benchmarks.published` by problem, the widest of each."""
-    rows = RowFile(POOL / f"{split}_solutions.jsonl", ("problem", "n")).rows
-    return {row["problem"]: row for row in sorted(rows.values(), key=lambda row: row["n"])}
-
-
 def steps_of(solution: Mapping[str, Any]) -> tuple[Step, ...]:
     """A kept solution as it was written. Its tokens stand for themselves by their number."""
     texts, counts = solution["steps"], solution["tokens"]
@@ -108,15 +106,11 @@ def steps_of(solution: Mapping[str, Any]) -> tuple[Step, ...]:
     return tuple(Step((0,) * count, text, end) for text, count, end in zip(texts, counts, ends, strict=True))
 
 
-def vote_of(pool: Sequence[PoolSolution]) -> ReadProblem:
+def unread(pool: Sequence[PoolSolution]) -> ReadProblem:
     """The majority vote, which is the answer where nothing is read."""
-    ballot: Ballot[int] = Ballot()
-    for index, each in enumerate(pool):
-        answer = None if each.group is None else str(each.group)
-        ballot.add(Candidate(index, None, answer, each.group))
-    vote = ballot.selected(SelectionRule.MAJORITY)
-    right, in_pool = pool[vote.node].correct, any(each.correct for each in pool)
-    return ReadProblem(vote.agreement, right, right, in_pool, solution_tokens=sum(each.tokens for each in pool))
+    found = vote(pool)
+    right, in_pool = pool[found.node].correct, any(each.correct for each in pool)
+    return ReadProblem(found.agreement, right, right, in_pool, solution_tokens=sum(each.tokens for each in pool))
 
 
 def environment_of(generator: KeptSolutions, engine: "GenerationEngine", matcher: AnswerMatcher) -> SearchEnvironment:
@@ -162,19 +156,19 @@ async def read_side(
     split: str, side: str, problems: Sequence[MathProblem], rows: RowFile, model: str, requests: int, minutes: float
 ) -> None:
     """Reads the solutions of each problem that has no row yet."""
-    settings, kept = SIDES[side], kept_rows(split)
+    settings, solutions = SIDES[side], kept_solutions(split)
     missing = [
         problem
         for problem in problems
-        if problem.id in kept
+        if problem.id in solutions
         and (problem.id, side) not in rows
-        and (side not in ONLY_CHOOSING or can_be_won(kept[problem.id]["solutions"][: settings["n"]]))
+        and not (
+            side in ONLY_CHOOSING and are_alike(each["correct"] for each in solutions[problem.id][: settings["n"]])
+        )
     ]
     async with started(model, requests) as (engine, matcher):
-        solutions = {problem.id: kept[problem.id]["solutions"] for problem in missing}
-        generator = KeptSolutions(
-            engine, {name: [steps_of(each) for each in found] for name, found in solutions.items()}
-        )
+        steps = {problem.id: [steps_of(each) for each in solutions[problem.id]] for problem in missing}
+        generator = KeptSolutions(engine, steps)
         environment = environment_of(generator, engine, matcher)
 
         async def work(problem: MathProblem) -> Row:
@@ -195,26 +189,22 @@ def started(model: str, requests: int) -> AbstractAsyncContextManager[tuple["Gen
     return started_generator(settings.model_copy(update={"max_model_len": CONTEXT_TOKENS}))
 
 
-def can_be_won(solutions: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a choice among the solutions may be right or wrong."""
-    return len({each["correct"] for each in solutions}) == 2
+def are_alike(rights: Iterable[bool]) -> bool:
+    """Whether all solutions are right, or all wrong: no choice among them matters."""
+    return len(set(rights)) < 2
 
 
-async def results_of(
-    split: str, side: str, problems: Sequence[MathProblem], rows: RowFile, matcher: AnswerMatcher
-) -> dict[str, ReadProblem]:
+def results_of(side: str, pools: Mapping[str, Sequence[PoolSolution]], rows: RowFile) -> dict[str, ReadProblem]:
     """Vote and reading of each problem that has a row, or that reading cannot change, up to the first one without."""
-    kept, n = kept_rows(split), SIDES[side]["n"]
     found: dict[str, ReadProblem] = {}
-    for problem in problems:
-        solutions = kept[problem.id]["solutions"][:n]
-        vote = vote_of(await pool_of(solutions, None, matcher))
-        row = rows.rows.get((problem.id, side))
+    for problem, solutions in pools.items():
+        pool = solutions[: SIDES[side]["n"]]
+        row = rows.rows.get((problem, side))
         if row is not None:
             costs = {name: row[name] for name in ("written_tokens", "prompt_tokens")}
-            found[problem.id] = vote._replace(read=row["correct"], **costs)
-        elif side in ONLY_CHOOSING and not can_be_won(solutions):
-            found[problem.id] = vote
+            found[problem] = unread(pool)._replace(read=row["correct"], **costs)
+        elif side in ONLY_CHOOSING and are_alike(each.correct for each in pool):
+            found[problem] = unread(pool)
         else:
             break
     return found
@@ -232,17 +222,12 @@ def figures_of(results: Mapping[str, ReadProblem], majorities: Mapping[str, Mapp
         "prompt_tokens_where_read": round(statistics.fmean(each.prompt_tokens for each in read)) if read else 0,
     }
     for name, votes in majorities.items():
-        both = results.keys() & votes.keys()
-        if not both:
-            continue
-        one, other = (
-            {problem: float(votes[problem].vote) for problem in both},
-            {problem: float(results[problem].read) for problem in both},
-        )
+        one = {problem: float(votes[problem].vote) for problem in results}
+        other = {problem: float(each.read) for problem, each in results.items()}
         difference = paired_bootstrap(one, other)
         figures[f"less {name}"] = {
             "right": round(statistics.fmean(one.values()), 4),
-            "tokens": round(statistics.fmean(votes[problem].solution_tokens for problem in both)),
+            "tokens": round(statistics.fmean(votes[problem].solution_tokens for problem in results)),
             "difference": round(difference.mean, 4),
             "interval": [round(difference.low, 4), round(difference.high, 4)],
         }
@@ -255,20 +240,15 @@ async def compared(gsm8k: Path) -> Row:
     await matcher.start()
     try:
         figures: Row = {}
-        for split in ("train", "test"):
-            rows = rows_of(split)
-            kept = kept_rows(split)
-            problems = [each for each in chosen_problems(gsm8k, split, MOST_PROBLEMS[split]) if each.id in kept]
-            widest = min(len(kept[each.id]["solutions"]) for each in problems)
+        for split, number in PROBLEMS.items():
+            rows, pools = rows_of(split), await pools_of(split, chosen_problems(gsm8k, split, number), None, matcher)
             votes = {
-                f"majority of {n}": {
-                    each.id: vote_of(await pool_of(kept[each.id]["solutions"][:n], None, matcher)) for each in problems
-                }
-                for n in (8, 16)
-                if n <= widest
+                f"majority of {n}": {problem: unread(pool[:n]) for problem, pool in pools.items()}
+                for n in WIDTHS
+                if n <= SOLUTIONS[split]
             }
             for side in SIDES:
-                results = await results_of(split, side, problems, rows, matcher)
+                results = results_of(side, pools, rows)
                 if any(each.written_tokens for each in results.values()):
                     figures[f"{split}, {side}"] = figures_of(results, votes) | card_of(side, results)
         return figures
@@ -294,13 +274,13 @@ def rows_of(split: str) -> RowFile:
 
 async def with_prefixes(gsm8k: Path, model: str, problems: int, requests: int) -> Row:
     """``fuse`` in both orders, one search at a time, the first order first in every other problem."""
-    chosen, kept = chosen_problems(gsm8k, "test", problems), kept_rows("test")
+    chosen, kept = chosen_problems(gsm8k, TEST, problems), kept_solutions(TEST)
     figures: dict[str, dict[str, float]] = {
         order: {"prompt_tokens": 0, "cached_tokens": 0, "seconds": 0.0} for order in ORDERS
     }
     async with started(model, requests) as (engine, matcher):
         for number, problem in enumerate(chosen):
-            solutions = kept[problem.id]["solutions"]
+            solutions = kept[problem.id]
             for order in ORDERS if number % 2 else [*ORDERS][::-1]:
                 generator = KeptSolutions(engine, {problem.id: [steps_of(each) for each in solutions]})
                 with patch.object(fuse, "prefix_order", ORDERS[order]):
@@ -345,9 +325,9 @@ def read(
     """Has the model read the kept solutions of problems that it has not read yet."""
     if side not in SIDES:
         raise typer.BadParameter(f"one of {', '.join(SIDES)}", param_hint="--side")
-    if split not in MOST_PROBLEMS:
-        raise typer.BadParameter(f"one of {', '.join(MOST_PROBLEMS)}", param_hint="--split")
-    chosen = chosen_problems(gsm8k, split, min(problems, MOST_PROBLEMS[split]))
+    if split not in PROBLEMS:
+        raise typer.BadParameter(f"one of {', '.join(PROBLEMS)}", param_hint="--split")
+    chosen = chosen_problems(gsm8k, split, min(problems, PROBLEMS[split]))
     asyncio.run(read_side(split, side, chosen, rows_of(split), model, requests, minutes))
 
 
@@ -356,12 +336,18 @@ def report(gsm8k: Gsm8k, keep: Keep = False) -> None:
     """Compares all sides with the vote, on the problems that were read."""
     figures = asyncio.run(compared(gsm8k))
     claims = [
-        claim(f"{side}: right, less the {name.removeprefix('less ')}", each["difference"], "as found", True)
+        claim(
+            f"{side}: right, less the {name.removeprefix('less ')}",
+            each["difference"],
+            "above 0, interval too",
+            each["interval"][0] > 0,
+        )
         for side, found in figures.items()
         for name, each in found.items()
         if name.startswith("less ")
     ]
     console.print_json(data=figures)
+    show_claims(console, claims)
     if keep:
         console.print(f"kept in {write_result('reading', {**figures, 'claims': claims}).name}")
 

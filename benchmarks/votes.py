@@ -207,11 +207,11 @@ async def measure(
 
 def config_of(http: Mapping[str, Any], model: str | None) -> AppConfig:
     """The application with the embedded pair, or with a published generator and no reward model."""
-    if model is None:
-        return AppConfig.model_validate({"http": http, "generator": {"served_name": SERVED_NAME}})
-    generator = generator_settings(model, REQUESTS, threads=2).model_dump(exclude_unset=True)
-    parts = {"generator": generator | {"served_name": SERVED_NAME}, "prm": {"family": "none"}}
-    return AppConfig.model_validate({"http": http, **parts})
+    given: dict[str, Any] = {"http": http, "generator": {"served_name": SERVED_NAME}}
+    if model is not None:
+        given["generator"] |= generator_settings(model, REQUESTS, threads=2).model_dump(exclude_unset=True)
+        given["prm"] = {"family": "none"}
+    return AppConfig.model_validate(given)
 
 
 def questions(gsm8k: Path | None, level: int | None, instruction: str = "") -> Iterator[Question]:

@@ -56,6 +56,11 @@ def pool_file(split: str) -> RowFile:
     return RowFile(ROWS / f"{split}_solutions.jsonl", ("problem", "n"))
 
 
+def kept_solutions(split: str) -> dict[str, list[dict[str, Any]]]:
+    """The solutions of each problem in the pool."""
+    return {row["problem"]: row["solutions"] for row in pool_file(split).rows.values() if row["n"] == SOLUTIONS[split]}
+
+
 def reward_file(split: str, head: str) -> RowFile:
     return RowFile(ROWS / f"{split}_rewards_{head}.jsonl", ("problem", "n"))
 
@@ -239,9 +244,8 @@ async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation)
         held_out_pools = await pools_of(TRAIN, _held_out(gsm8k, train), head, matcher)
     finally:
         matcher.close()
-    pool_rows = pool_file(TEST).rows
-    greedy = {row["problem"]: solution_outcome(row) for row in pool_rows.values() if row["n"] == 1}
-    sampled = {row["problem"]: row["solutions"] for row in pool_rows.values() if row["n"] == SOLUTIONS[TEST]}
+    greedy = {row["problem"]: solution_outcome(row) for row in pool_file(TEST).rows.values() if row["n"] == 1}
+    sampled = kept_solutions(TEST)
     searches = list(search_file(head).rows.values())
     lines = lines_of(greedy, pools, scored, searches, aggregation)
     figures = {

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import Ballot, Candidate, SelectionRule
+from search.answers.voting import AnswerSelection, Ballot, Candidate, SelectionRule
 from search.strategies.path_score import Aggregation, aggregate
-from search.tree import Node
 
 
 class PoolSolution(NamedTuple):
@@ -68,7 +67,7 @@ def voted(pool: Sequence[PoolSolution], n: int, rule: SelectionRule, how: Aggreg
     Raises:
         ValueError: the pool has fewer than ``n`` solutions.
     """
-    chosen = [(part[_selected(part, rule, how)].correct, sum(each.tokens for each in part)) for part in parts(pool, n)]
+    chosen = [(part[vote(part, rule, how).node].correct, sum(each.tokens for each in part)) for part in parts(pool, n)]
     if not chosen:
         raise ValueError(f"the pool has {len(pool)} solutions, not {n}")
     return Outcome(statistics.fmean(right for right, _ in chosen), statistics.fmean(tokens for _, tokens in chosen))
@@ -79,9 +78,12 @@ def any_right(pool: Sequence[PoolSolution], n: int) -> float:
     return statistics.fmean(any(each.correct for each in part) for part in parts(pool, n))
 
 
-def _selected(part: Sequence[PoolSolution], rule: SelectionRule, how: Aggregation) -> int:
-    ballot: Ballot[Node] = Ballot()
-    for number, each in enumerate(part):
+def vote(
+    pool: Sequence[PoolSolution], rule: SelectionRule = SelectionRule.MAJORITY, how: Aggregation = Aggregation.LAST
+) -> AnswerSelection[int]:
+    """The vote over all solutions of a pool; ``node`` is the index of the one that answers."""
+    ballot: Ballot[int] = Ballot()
+    for number, each in enumerate(pool):
         score = aggregate(each.rewards, how) if each.rewards else None
-        ballot.add(Candidate(Node((number,), None), score, None, each.group))
-    return ballot.selected(rule).node.id[0]
+        ballot.add(Candidate(number, score, None, each.group))
+    return ballot.selected(rule)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import count, takewhile
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,29 +71,33 @@ class Composer:
                 await turns.pass_on()
 
     def _begin(self, context: ContextNode) -> None:
-        texts = [self._tree.content_of(source) for source in context.reading.sources]
+        if (compose := self._compose) is None:
+            raise ContextsUnavailable(self._name)
+        reading = context.reading
+        texts = [self._tree.content_of(source) for source in reading.sources]
+
+        @cache
+        def prompt_of(way: _Shown) -> Prompt:
+            shown = [text[-way.characters :] for text in texts[: way.sources]]
+            return compose(self._messages, reading.template, shown, reading.note)
+
+        def fits(way: _Shown) -> bool:
+            context.prompt_tokens = prompt_of(way).size
+            return min(self._limits.solution_tokens(context), self._limits.tokens(context)) >= self._least
+
         ways = _ways_to_show(texts)
-        if (prompt := self._fitting(context, texts, ways[0])) is None:
+        way = ways[0]
+        if not fits(way):
             # Each way is shorter than the one before: the first that fits is found in few compositions.
-            first = bisect_left(ways, True, lo=1, key=lambda way: self._fitting(context, texts, way) is not None)
-            way = ways[min(first, len(ways) - 1)]
-            if (prompt := self._fitting(context, texts, way)) is None:
+            found = bisect_left(ways, True, lo=1, key=fits)
+            if found == len(ways):
                 raise PromptTooLong(
-                    f"the prompt that shows a solution has {context.prompt_tokens} tokens, the context holds "
+                    f"the prompt that shows a solution has {prompt_of(ways[-1]).size} tokens, the context holds "
                     f"{self._limits.context_tokens}"
                 )
-            context.reading = context.reading._replace(sources=context.reading.sources[: way.sources])
-        context.begin_with(prompt)
-
-    def _fitting(self, context: ContextNode, texts: Sequence[str], way: "_Shown") -> Prompt | None:
-        """The prompt that shows the sources so; None if it leaves no room for a step."""
-        if self._compose is None:
-            raise ContextsUnavailable(self._name)
-        shown = [text[-way.characters :] for text in texts[: way.sources]]
-        prompt = self._compose(self._messages, context.reading.template, shown, context.reading.note)
-        context.prompt_tokens = prompt.size
-        room = min(self._limits.solution_tokens(context), self._limits.tokens(context))
-        return prompt if room >= self._least else None
+            way = ways[found]
+        context.reading = reading._replace(sources=reading.sources[: way.sources])
+        context.begin_with(prompt_of(way))
 
 
 class _Shown(NamedTuple):

@@ -1,4 +1,4 @@
-"""Solutions that are read together, served: what a stream shows, and what is left when the client leaves meanwhile."""
+"""`select` and `fuse` as served: what a stream shows, what is left when its client leaves, one tree from one seed."""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,9 @@ from tests.serve.test_disconnect import nothing_runs
 FUSE = {"strategy": "fuse", "n": 6, "k": 2, "rounds": 2, "temperature": 1.8}
 SELECT = {"strategy": "select", "n": 8, "readers": 2, "window": 2, "temperature": 1.8}
 """So hot that answers differ."""
+READ = {**SELECT, "contested": 1.0}
+SEEDS = range(31, 41)
+"""In some of these searches all answers are the same, and nothing is read."""
 
 
 def chunks(application: Application, search: dict[str, Any], seed: int) -> Iterator[Any]:
@@ -31,16 +34,9 @@ def shown(chunk: Any) -> str:
     return "answer" if any(choice["delta"].get("content") for choice in chunk["choices"]) else ""
 
 
-def read_streams(application: Application, search: dict[str, Any]) -> Iterator[list[Any]]:
-    """The chunks of replies in which solutions are read: where they differ."""
-    for seed in range(31, 41):
-        streamed = [*chunks(application, search, seed)]
-        if "context_started" in map(shown, streamed):
-            yield streamed
-
-
 def test_a_stream_shows_candidates_then_their_readers_then_the_answer(idle: Application) -> None:
-    streamed = next(read_streams(idle, {**SELECT, "contested": 1.0}))
+    replies = ([*chunks(idle, READ, seed)] for seed in SEEDS)
+    streamed = next(reply for reply in replies if "context_started" in map(shown, reply))
     kinds = [kind for kind in map(shown, streamed) if kind]
     first, last = kinds.index("context_started"), len(kinds) - 1 - kinds[::-1].index("context_started")
     assert len([kind for kind in kinds[:first] if kind == "step_scored"]) >= 8
@@ -49,7 +45,7 @@ def test_a_stream_shows_candidates_then_their_readers_then_the_answer(idle: Appl
     contexts = [chunk["search_event"] for chunk in streamed if shown(chunk) == "context_started"]
     [search] = [chunk["search"] for chunk in streamed if chunk.get("search")]
     assert search["contexts"] == len(contexts)
-    assert all(1 <= len(event["sources"]) <= 2 for event in contexts)  # a window, as far as the context has room
+    assert {len(event["sources"]) for event in contexts} == {SELECT["window"]}
 
 
 def test_a_vote_that_is_not_contested_answers_without_readers(idle: Application) -> None:
@@ -58,12 +54,12 @@ def test_a_vote_that_is_not_contested_answers_without_readers(idle: Application)
     assert "context_started" not in kinds
 
 
-@pytest.mark.parametrize("search", [FUSE, {**SELECT, "contested": 1.0}], ids=["fuse", "select"])
+@pytest.mark.parametrize("search", [FUSE, READ], ids=["fuse", "select"])
 def test_a_client_that_leaves_while_solutions_are_read_ends_the_reading(
     idle: Application, search: dict[str, Any]
 ) -> None:
     left = 0
-    for seed in range(31, 41):
+    for seed in SEEDS:
         stream = chunks(idle, search, seed)
         left += any(shown(chunk) == "context_started" for chunk in stream)
         stream.close()  # type: ignore[attr-defined]

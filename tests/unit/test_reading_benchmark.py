@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.published.problems import MathProblem
 from benchmarks.published.strategies import PoolSolution
-from benchmarks.reading import KeptSolutions, can_be_won, environment_of, figures_of, searched, steps_of, vote_of
+from benchmarks.reading import KeptSolutions, are_alike, environment_of, figures_of, searched, steps_of, unread
 from cluster.evaluation.reader_check import ReadProblem
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Child, ChildGroup, ExpandRequest
@@ -63,15 +63,15 @@ def test_the_vote_is_the_majority_of_the_kept_solutions() -> None:
     def pool(rights: str) -> list[PoolSolution]:
         return [PoolSolution(10, letter == "r", None if letter == "-" else ord(letter)) for letter in rights]
 
-    assert vote_of(pool("rrab")) == ReadProblem(0.5, True, True, True, 40)
-    assert vote_of(pool("aar-"))[:4] == (0.5, False, False, True)
-    assert vote_of(pool("--"))[:4] == (0.0, False, False, False)
+    assert unread(pool("rrab")) == ReadProblem(0.5, True, True, True, 40)
+    assert unread(pool("aar-"))[:4] == (0.5, False, False, True)
+    assert unread(pool("--"))[:4] == (0.0, False, False, False)
 
 
 def test_a_choice_is_open_where_some_solution_is_right_and_some_is_wrong() -> None:
-    assert can_be_won([kept("2"), kept("3")])
-    assert not can_be_won([kept("2"), kept("2")])
-    assert not can_be_won([kept("3"), kept("4")])
+    assert not are_alike([True, False])
+    assert are_alike([True, True])
+    assert are_alike([False, False])
 
 
 def test_a_side_is_compared_with_votes_on_its_own_problems() -> None:
