@@ -45,7 +45,7 @@ def test_a_stream_shows_candidates_then_their_readers_then_the_answer(idle: Appl
     contexts = [chunk["search_event"] for chunk in streamed if shown(chunk) == "context_started"]
     [search] = [chunk["search"] for chunk in streamed if chunk.get("search")]
     assert search["contexts"] == len(contexts)
-    assert {len(event["sources"]) for event in contexts} == {SELECT["window"]}
+    assert all(1 <= len(event["sources"]) <= 2 for event in contexts)  # a window, as far as the context has room
 
 
 def test_a_vote_that_is_not_contested_answers_without_readers(idle: Application) -> None:
