@@ -36,31 +36,12 @@ from search.settings import parse_search
 from search.snapshot import tree_as_json
 from search.tree import StepEnd
 from tests.engine.conftest import SETTLE_S, quiet, stop
-from tests.engine.markov_model import save_markov_model
-from tests.engine.vocabularies import EOS, byte_level
+from tests.program_model import FAIL, IMPORT, LOOP, SET, SHOW, save_program_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 CONTEXT = 384
 TOOL = ToolRequest(calls=3, seconds=10.0, memory_bytes=64 << 20, output_chars=200)
-IMPORT, SET, SHOW, DRAW, FAIL, LOOP = (
-    *("\nimport random\n\n", "x = 1\n\n", "x = x + 1\nprint(x)\n", "print(random.random())\n"),
-    *("1 / 0\n", "while 1: pass\n"),
-)
-CHANCES = {
-    "\n": {"ab": 0.9, "\n\n": 0.1},
-    "\n\n": {"ab": 1.0},
-    "ab": {"ab": 0.2, ".\n\n": 0.3, ".\n```python": 0.4, EOS: 0.1},
-    ".\n\n": {"ab": 1.0},
-    ".\n```python": {IMPORT: 1.0},
-    IMPORT: {SET: 0.4, SHOW: 0.4, DRAW: 0.1, FAIL: 0.1},
-    SET: {SHOW: 0.5, DRAW: 0.5},
-    SHOW: {"```": 1.0},
-    DRAW: {"```": 1.0},
-    FAIL: {"```": 1.0},
-    LOOP: {"```": 1.0},
-}
-"""Solutions with programs, which have the step delimiter in them. The variable ``x`` lasts from one to the next."""
 
 
 class Writer:
@@ -93,8 +74,7 @@ class Writer:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def shared_writer(tmp_path_factory: Any) -> AsyncIterator[Writer]:
     directory: Path = tmp_path_factory.mktemp("writer")
-    tokenizer = byte_level(["ab", "\n\n", ".\n\n", ".\n```python", "```", IMPORT, SET, SHOW, DRAW, FAIL, LOOP])
-    save_markov_model(directory, tokenizer, CHANCES)
+    tokenizer = save_program_model(directory)
     engine = GenerationEngine(GeneratorSettings(model=str(directory), max_model_len=CONTEXT, write_ahead=2.0))
     with quiet():
         await engine.start()
