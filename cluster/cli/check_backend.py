@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from cluster.launch.backend import HINTS, key_source
 from cluster.launch.errors import LaunchError
 from deployments.backends.capabilities import Capabilities, find_capabilities
 from deployments.backends.errors import BackendError
@@ -19,18 +20,22 @@ from search.strategies.catalog import STRATEGIES
 HOLDS = {True: "yes", False: "no", None: "not seen"}
 
 
-def show_backend(url: str, model: str | None, key_env: str | None, key_file: Path | None, console: Console) -> None:
+def show_backend(url: str, model: str | None, key_file: Path | None, console: Console) -> None:
     """Prints a line for each thing that the backend can do or cannot, and which strategies that leaves.
 
     Raises:
         LaunchError: it cannot be asked.
     """
     try:
-        can = asyncio.run(_found(BackendSettings(url=url, api_key_env=key_env, api_key_file=key_file), model))
+        settings = BackendSettings.model_validate({"url": url, **key_source(key_file)})
+        can = asyncio.run(_found(settings, model))
     except ValidationError as error:
         faults = (".".join(map(str, fault["loc"])) + ": " + fault["msg"] for fault in error.errors())
         raise LaunchError("\n".join(faults)) from None
-    except (BackendError, ValueError) as error:
+    except BackendError as error:
+        hint = HINTS.get(error.fault)
+        raise LaunchError(f"{error}{f': {hint}' if hint else ''}") from None
+    except ValueError as error:
         raise LaunchError(str(error)) from None
     table = Table("", "", "sent", "came back", title=f"{url}: {can.model}", title_justify="left")
     for name, holds, sent, received in can.findings:

@@ -71,6 +71,11 @@ Config = Annotated[
     typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG}, if it exists.", show_default=False),
 ]
 
+BackendKeyFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the backend's key. Unset: BANYAN_BACKEND_KEY, if it is set.", show_default=False),
+]
+
 
 @app.command()
 def serve(
@@ -87,10 +92,7 @@ def serve(
         str | None,
         typer.Option(help="With --backend: its name of the model. Unset: its only one.", show_default=False),
     ] = None,
-    backend_key_file: Annotated[
-        Path | None,
-        typer.Option(help="File with the backend's key. Unset: BANYAN_BACKEND_KEY, if it is set.", show_default=False),
-    ] = None,
+    backend_key_file: BackendKeyFile = None,
     host: Annotated[str | None, typer.Option(help="Bind address; overrides the file.", show_default=False)] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="HTTP port; overrides the file.", show_default=False)
@@ -169,16 +171,13 @@ def check_backend(
     model: Annotated[
         str | None, typer.Option(help="The server's name of the model. Unset: its only one.", show_default=False)
     ] = None,
-    api_key_env: Annotated[
-        str | None, typer.Option(help="Environment variable with the server's key.", show_default=False)
-    ] = None,
-    api_key_file: Annotated[Path | None, typer.Option(help="File with that key.", show_default=False)] = None,
+    backend_key_file: BackendKeyFile = None,
 ) -> None:
     """Ask a server of OpenAI's API, by small requests, what it can do for searches."""
     from cluster.cli.check_backend import show_backend
 
     with plain_failures():
-        show_backend(url, model, api_key_env, api_key_file, Console(file=sys.stdout))
+        show_backend(url, model, backend_key_file, Console(file=sys.stdout))
 
 
 @app.command()

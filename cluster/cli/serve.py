@@ -21,6 +21,9 @@ from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
 
 EXAMPLE = "Start with 149. Multiply by 3. Add 229. Add 2. Add 19. Subtract 339. What is the result?"
+"""What the embedded models know."""
+WORD_PROBLEM = "Three pens cost 4.50 dollars. What do seven of them and two notebooks at 1.25 dollars each cost?"
+"""The same for a backend, whose model knows words."""
 JSON = "Content-Type: application/json"
 ASKING_S = 10.0
 BEAM, VOTE = {"strategy": "beam_search", "n": 16}, {"strategy": "self_consistency", "n": 16}
@@ -74,20 +77,22 @@ def serve_until_interrupted(options: Options, console: Console) -> None:
         source = options.config if backend is None else backend_config(backend.url, backend.model, backend.key_file)
         given = read_config(source, options.host, options.port)
         store_bytes, search = (None, BEAM) if backend is None else (OBJECT_STORE_BYTES, VOTE)
+        question = EXAMPLE if backend is None else WORD_PROBLEM
         with status, serving(given, tell, options.dashboard, store_bytes) as running:
             status.stop()
             if warning := card_warning(given):
                 console.print(Text(warning), style="yellow", soft_wrap=True)
-            console.print(welcome(running, _model(running.url, options.api_key), search), soft_wrap=True)
+            model = _model(running.url, options.api_key)
+            console.print(welcome(running, model, search, question), soft_wrap=True)
             while True:
                 signal.pause()
     except KeyboardInterrupt:
         console.print("stopped")
 
 
-def welcome(running: Running, model: str, search: Mapping[str, Any] = BEAM) -> Text:
-    """Text with example commands for a running application, which ask for ``search``."""
-    body = {"model": model, "messages": [{"role": "user", "content": EXAMPLE}], "search": search, "seed": 1}
+def welcome(running: Running, model: str, search: Mapping[str, Any] = BEAM, question: str = EXAMPLE) -> Text:
+    """Text with example commands for a running application, which ask ``question`` with ``search``."""
+    body = {"model": model, "messages": [{"role": "user", "content": question}], "search": search, "seed": 1}
     alias = {BEAM["strategy"]: "beam-16", VOTE["strategy"]: "sc-16"}[search["strategy"]]
     solve = "" if search == BEAM else f" --strategy {alias}"
     if running.url != DEFAULT_URL:
@@ -96,7 +101,7 @@ def welcome(running: Running, model: str, search: Mapping[str, Any] = BEAM) -> T
     text.append(f"Banyan serves {model} on {running.url}", style="bold green")
     text.append(f" after {running.seconds:.0f} s. In another terminal:\n\n")
     text.append("watch a tree grow\n", style="dim")
-    text.append(f"  {command()} solve {shlex.quote(EXAMPLE)}{solve}\n\n")
+    text.append(f"  {command()} solve {shlex.quote(question)}{solve}\n\n")
     text.append("with curl\n", style="dim")
     chat_url = shlex.quote(f"{running.url}/v1/chat/completions")  # shells read the brackets of an IPv6 address
     text.append(f"  curl -s {chat_url} -H {shlex.quote(JSON)} -d {shlex.quote(json.dumps(body))}\n")

@@ -24,6 +24,13 @@ HINTS = {
 }
 
 
+def key_source(key_file: Path | None) -> dict[str, Any]:
+    """Where the settings of a backend are to read its key: ``key_file``, or `KEY_VARIABLE` if that is set."""
+    if key_file is not None:
+        return {"api_key_file": str(key_file.absolute())}
+    return {"api_key_env": KEY_VARIABLE} if os.environ.get(KEY_VARIABLE) else {}
+
+
 def backend_config(url: str, model: str | None, key_file: Path | None) -> dict[str, Any]:
     """The Serve config of an application whose generator is the model ``model`` at ``url``; None: its only one. What
     the model can do is asked when the application is built.
@@ -31,11 +38,7 @@ def backend_config(url: str, model: str | None, key_file: Path | None) -> dict[s
     Raises:
         LaunchError: the backend does not answer, wants another key, or has no such model.
     """
-    given: dict[str, Any] = {"url": url}
-    if key_file is not None:
-        given["api_key_file"] = str(key_file.absolute())
-    elif os.environ.get(KEY_VARIABLE):
-        given["api_key_env"] = KEY_VARIABLE
+    given: dict[str, Any] = {"url": url, **key_source(key_file)}
     try:
         settings = BackendSettings.model_validate(given)
     except ValidationError as error:

@@ -120,6 +120,23 @@ def test_a_key_that_is_wrong_or_missing_is_told_with_what_to_do(
         backend_config(server.url, None, tmp_path / "nowhere")
 
 
+def test_check_backend_takes_the_key_as_serve_does(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.key = KEY
+    without = CliRunner().invoke(app, ["check-backend", server.url])
+    assert without.exit_code == 1
+    assert f"set its key in {KEY_VARIABLE}, or name a file with --backend-key-file" in " ".join(without.output.split())
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    by_file = CliRunner().invoke(app, ["check-backend", server.url, "--backend-key-file", str(file)])
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    by_variable = CliRunner().invoke(app, ["check-backend", server.url])
+    for taken in (by_file, by_variable):  # this server answers no question, and says so
+        assert "wants a key" not in taken.output
+        assert "501" in taken.output
+
+
 def banyan_serve(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert "Traceback" not in result.output
