@@ -4,11 +4,14 @@
     python -m benchmarks.programs measure --gsm8k DIRECTORY --prompt NAME --problems N --keep
 
 Qwen2.5-Coder-0.5B-Instruct on GSM8K, whole solutions. Without the tool they are those of `benchmarks.published`, asked
-as Banyan asks by default; with it they are written here under each prompt. ``choose`` compares prompts on training
-problems, and tells the number of test problems at which a gain of 3 points would be seen, from how often the two sides
-disagree there. ``measure`` votes on test problems. The side with the tool gets as many solutions as cost no more
-tokens, outputs of programs included, than 8 and 16 without. Solutions are kept in DIRECTORY/SPLIT.jsonl of ``--out``,
-from which a later run goes on.
+as Banyan asks by default. With it they are written here under each prompt; under the default prompt they are the same
+solutions up to the first program in each, which is run, and from there on they are written again. So a solution without
+a program is the same on both sides, and only what programs change is compared.
+
+``choose`` compares prompts on training problems, and tells the number of test problems at which a gain of 3 points
+would be seen, from how often the two sides disagree there. ``measure`` votes on test problems. The side with the tool
+gets as many solutions as cost no more tokens, outputs of programs included, than 8 and 16 without. Solutions are kept
+in DIRECTORY/SPLIT.jsonl of ``--out``, from which a later run goes on.
 """
 
 import asyncio
@@ -17,26 +20,49 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from benchmarks.published.__main__ import SOLUTIONS, kept_solutions, pools_of
-from benchmarks.published.engines import CONTEXT_TOKENS, generator_settings, started_generator
+from benchmarks.published.engines import (
+    CONTEXT_TOKENS,
+    DTYPE,
+    MAX_SOLUTION_TOKENS,
+    UNWATCHED_S,
+    generator_settings,
+    started_generator,
+)
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
 from benchmarks.published.strategies import PoolSolution, pool_of, vote
-from benchmarks.record import claim, show_claims, write_result
+from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
 from cluster.evaluation.paired_bootstrap import paired_bootstrap
 from deployments.config import PythonToolSettings
+from deployments.engines.programs import ProgramRunner
 from search.answers.equivalence import AnswerMatcher
-from search.answers.programs import program_answer
-from search.run.environment import SearchEnvironment
+from search.answers.programs import FENCE, OPENING, output_block, program_answer
+from search.ports import (
+    NO_TOOL_USE,
+    Branch,
+    ExpandItem,
+    ExpandRequest,
+    Lane,
+    Sampling,
+    StopCondition,
+    ToolUse,
+    branch_seed,
+)
+from search.run.environment import SearchEnvironment, are_same
 from search.run.runner import run_search
 from search.settings import parse_search
+
+if TYPE_CHECKING:
+    from deployments.engines.generation import GenerationEngine
 
 BOXED = "put your final answer within \\boxed{}."
 UNASKED = "unasked"
@@ -138,16 +164,19 @@ async def sampled(
     missing = [(problem, side) for problem in problems for side in sides if (problem.id, side) not in rows]
     if not missing:
         return
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    kept = kept_solutions(problems[0].split)
     async with started_generator(generator_settings(model, requests, 2)) as (engine, matcher):
+        runner = ProgramRunner()
         environment = SearchEnvironment(
             engine, NoScorer(), CONTEXT_TOKENS, matcher, extract_answer=program_answer, tool=TOOL
         )
 
         async def work(item: tuple[MathProblem, str]) -> Row:
             problem, side = item
-            messages = [{"role": "user", "content": problem.text}]
-            if PROMPTS[side]:
-                messages = [{"role": "system", "content": PROMPTS[side]}, {"role": "user", "content": problem.question}]
+            if side == UNASKED:
+                return await _continued(problem, kept[problem.id], engine, matcher, runner, tokenizer)
+            messages = [{"role": "system", "content": PROMPTS[side]}, {"role": "user", "content": problem.question}]
             return await _row(problem, side, engine.encode_chat(messages), samples, environment)
 
         began = time.monotonic()
@@ -163,20 +192,86 @@ async def _row(problem: MathProblem, side: str, prompt: Sequence[int], n: int, e
     solutions = [await solution(outcome.tree, end, problem, environment.matcher) for end in ends]
     cost = outcome.cost
     figures = {name: getattr(cost, name) for name in ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")}
-    return {"problem": problem.id, "side": side, "solutions": solutions, **figures}
+    return {"problem": problem.id, "side": side, "dtype": DTYPE, "solutions": solutions, **figures}
+
+
+async def _continued(
+    problem: MathProblem,
+    kept: Sequence[Mapping[str, Any]],
+    engine: "GenerationEngine",
+    matcher: AnswerMatcher,
+    runner: ProgramRunner,
+    tokenizer: Any,
+) -> Row:
+    """The kept solutions, those with a program written again behind its output."""
+    prompt = engine.encode_chat([{"role": "user", "content": problem.text}])
+    cut: dict[int, str] = {}
+    uses: dict[int, ToolUse] = {}
+    items: list[ExpandItem] = []
+    for number, each in enumerate(kept):
+        text = "".join(each["steps"])
+        if not (closed := until_first_program(text)):
+            continue
+        run = await runner.run(TOOL, closed)
+        output = output_block(run.output)
+        before, given = (tokenizer.encode(part, add_special_tokens=False) for part in (closed, output))
+        cut[number] = closed + output
+        uses[number] = ToolUse(1, int(run.failed), int(run.timed_out), len(given))
+        left = MAX_SOLUTION_TOKENS - len(before) - len(given)
+        branch = Branch(0, branch_seed(problem_seed(SEED, problem.id), (number,), len(before)), max(0, left))
+        items.append(
+            ExpandItem((number,), (*prompt, *before, *given), (branch,), solution=len(prompt), room=max(0, left))
+        )
+    request = ExpandRequest(
+        problem.id, tuple(items), Sampling(), StopCondition.SOLUTION, Lane.DEMAND, UNWATCHED_S, tool=TOOL
+    )
+    continued: dict[str, Row] = {}
+    if items:
+        lengths = {item.parent: len(item.prefix) - len(prompt) for item in items}
+        async for group in engine.expand(request):
+            for child in group.children:
+                [number] = child.parent
+                text = cut[number] + "".join(step.text for step in child.steps)
+                answer = program_answer(text)
+                continued[str(number)] = {
+                    "steps": [cut[number], *(step.text for step in child.steps)],
+                    "tokens": [lengths[child.parent], *(len(step.token_ids) for step in child.steps)],
+                    "answer": answer,
+                    "correct": answer is not None and await are_same(matcher, problem.answer, answer),
+                    "end": str(child.steps[-1].end),
+                }
+                uses[number] = ToolUse(*map(sum, zip(uses[number], child.tool, strict=True)))
+    total = [sum(column) for column in zip(NO_TOOL_USE, *uses.values(), strict=True)]
+    figures = dict(zip(("tool_calls", "tool_errors", "tool_limits", "tool_tokens"), total, strict=True))
+    return {"problem": problem.id, "side": UNASKED, "dtype": DTYPE, "continued": continued, **figures}
+
+
+def until_first_program(text: str) -> str:
+    """A solution up to the fence that closes its first program; empty if there is none."""
+    start = text.find(OPENING)
+    close = text.find(FENCE, start + len(OPENING)) if start >= 0 else -1
+    return text[: close + len(FENCE)] if close >= 0 else ""
+
+
+def _solutions_of(row: Row, kept: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """All solutions of a row. Of kept ones it has those that were written again, by their number."""
+    if row["side"] != UNASKED:
+        found: Sequence[Mapping[str, Any]] = row["solutions"]
+        return found
+    return [row["continued"].get(str(number), each) for number, each in enumerate(kept)]
 
 
 async def grouped(
     split: str, problems: list[MathProblem], sides: Sequence[str], rows: RowFile
 ) -> tuple[dict[str, list[PoolSolution]], dict[str, dict[str, list[PoolSolution]]]]:
     """The solutions without the tool by problem, and those with it by prompt and problem."""
-    matcher = AnswerMatcher()
+    matcher, kept = AnswerMatcher(), kept_solutions(split)
     await matcher.start()
     try:
         without = await pools_of(split, problems, None, matcher)
         with_tool = {
             side: {
-                problem: await pool_of(rows.rows[problem, side]["solutions"], None, matcher)
+                problem: await pool_of(_solutions_of(rows.rows[problem, side], kept[problem]), None, matcher)
                 for problem in without
                 if (problem, side) in rows
             }
@@ -240,7 +335,7 @@ def choose(
     problems: Annotated[int, typer.Option(min=1, help="Training problems, in their fixed order.")] = 32,
     samples: Samples = 12,
     model: Model = DEFAULT_MODEL,
-    out: Out = Path("results/programs"),
+    out: Out = RESULTS / "programs",
     requests: Requests = 128,
     minutes: Minutes = 600.0,
 ) -> None:
@@ -260,7 +355,7 @@ def measure(
     problems: Annotated[int, typer.Option(min=1, help="Test problems, as many as `choose` said.")],
     samples: Samples = 20,
     model: Model = DEFAULT_MODEL,
-    out: Out = Path("results/programs"),
+    out: Out = RESULTS / "programs",
     requests: Requests = 128,
     minutes: Minutes = 600.0,
     keep: Keep = False,
@@ -282,6 +377,7 @@ def measure(
         "model": Path(model).name,
         "prompt": {prompt: PROMPTS[prompt]},
         "tool": TOOL._asdict(),
+        "dtype": sorted({row["dtype"] for row in RowFile(out / "test.jsonl", ("problem", "side")).rows.values()}),
         "votes": found[prompt],
         "programs": used[prompt],
         "claims": claims,
