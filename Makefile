@@ -62,6 +62,7 @@ test-models: setup-dev ## with tokenizers and weights of published models, fetch
 	$(PYTEST) tests/models $(ARGS)
 
 test-backends: setup-dev ## searches in front of servers as published: vLLM, llama.cpp, compiled first; not part of `make test`
+	scripts/models
 	scripts/backends
 	$(PYTEST) tests/backends -m '' --timeout 900 $(ARGS)
 

@@ -16,6 +16,7 @@ from deployments.backends.scorer import ALL_TOKENS
 from deployments.engines.settings import EMBEDDED_MODELS
 
 START_S = 240.0
+PUBLISHED = Path(".models/SmolLM2-135M-Instruct")
 
 
 @contextmanager
@@ -53,7 +54,16 @@ def free_port() -> int:
 def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What ``vllm serve`` runs, with the embedded generator on a CPU."""
     more = ["--served-model-name", "arithmetic", "--max-num-seqs", "64", "--block-size", "32"]
-    with _vllm("generator", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
+    with _vllm(EMBEDDED_MODELS / "generator", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def published_vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same with a published generator, where ``make test-backends`` has put one."""
+    if not PUBLISHED.exists():
+        pytest.skip(f"{PUBLISHED} is not there: make test-backends")
+    with _vllm(PUBLISHED, tmp_path_factory.mktemp("vllm") / "log", "--served-model-name", "smollm2") as url:
         yield url
 
 
@@ -61,14 +71,14 @@ def vllm_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def vllm_pooling_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same with the embedded reward model, which vLLM itself knows as Qwen2.5-Math-PRM's architecture."""
     more = ["--runner", "pooling", "--pooler-config", ALL_TOKENS]
-    with _vllm("prm", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
+    with _vllm(EMBEDDED_MODELS / "prm", tmp_path_factory.mktemp("vllm") / "log", *more) as url:
         yield url
 
 
 @contextmanager
-def _vllm(model: str, log: Path, *more: str) -> Iterator[str]:
+def _vllm(model: Path, log: Path, *more: str) -> Iterator[str]:
     port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(EMBEDDED_MODELS / model)]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024"]
     command += ["--dtype", "float32", "--enforce-eager", *more]
     with started(command, port, "/health", log, VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1") as url:

@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,6 +38,7 @@ from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
+from tests.backends.conftest import PUBLISHED
 from tests.unit.search.search_fakes import FakeScorer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of vLLM and torch about themselves
@@ -70,16 +72,19 @@ def texts(outcome: SearchOutcome) -> list[tuple[Any, ...]]:
     return sorted((node.id, node.step.text, node.step.end) for node in outcome.tree.nodes if node.step)
 
 
-async def test_vllm_votes_and_grows_trees_as_an_engine_in_this_process(vllm_url: str) -> None:
+async def check_same_searches(
+    url: str, model: Path, searches: Sequence[dict[str, Any]], questions: Sequence[str]
+) -> None:
+    """That searches in front of ``url`` are those on an engine in this process."""
     from deployments.engines.generation import GenerationEngine
 
-    engine = GenerationEngine(GeneratorSettings(model=str(EMBEDDED_MODELS / "generator")))
+    engine = GenerationEngine(GeneratorSettings(model=str(model), dtype="float32", max_model_len=1024))
     await engine.start()
     matcher = AnswerMatcher()
     try:
-        async with backend(vllm_url) as (pool, can):
+        async with backend(url) as (pool, can):
             generator = UrlGenerator(pool, can)
-            for settings, question in itertools.product((VOTE, BEAM), PROBLEMS):
+            for settings, question in itertools.product(searches, questions):
                 far = await searched(
                     generator, Prompt(messages=chat(question), counted=40), settings, question, matcher
                 )
@@ -95,11 +100,21 @@ async def test_vllm_votes_and_grows_trees_as_an_engine_in_this_process(vllm_url:
         engine.shutdown()
 
 
-async def test_what_vllm_can_do(vllm_url: str) -> None:
-    async with backend(vllm_url) as (_, can):
+async def test_vllm_votes_and_grows_trees_as_an_engine_in_this_process(vllm_url: str) -> None:
+    await check_same_searches(vllm_url, EMBEDDED_MODELS / "generator", (VOTE, BEAM), PROBLEMS)
+
+
+async def test_vllm_does_so_with_a_published_generator(published_vllm_url: str) -> None:
+    searches = [{**search, "n": 4, "max_path_tokens": 48} for search in (VOTE, BEAM)]
+    await check_same_searches(published_vllm_url, PUBLISHED, searches, PROBLEMS[:2])
+
+
+@pytest.mark.parametrize(("served", "name"), [("vllm_url", "arithmetic"), ("published_vllm_url", "smollm2")])
+async def test_what_vllm_can_do(served: str, name: str, request: pytest.FixtureRequest) -> None:
+    async with backend(request.getfixturevalue(served)) as (_, can):
         pass
     assert can == Capabilities(
-        "arithmetic",
+        name,
         1024,
         Continuing.ASKED,
         token_ids=True,
