@@ -53,5 +53,5 @@ def strategies(can: Capabilities) -> list[str]:
 
 
 async def _found(settings: BackendSettings, model: str | None) -> Capabilities:
-    async with aclosing(Pool(settings)) as pool:
+    async with aclosing(Pool(settings.of_probes)) as pool:
         return await find_capabilities(pool, model)

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -31,7 +32,7 @@ SETTLE_S = 0.5
 SETTLED_S = 5.0
 """Time within which it ends such a request, seconds."""
 SHOWN = 60
-"""Characters of a reply that a finding repeats."""
+"""Characters of a reply that a finding repeats; twice as many of an error."""
 
 Json = dict[str, Any]
 
@@ -86,6 +87,8 @@ class Capabilities:
     """Whether it takes ``top_k`` and ``min_p``."""
     cancels: bool = False
     """Whether it was seen to end a request, not streamed, whose connection is closed."""
+    concurrent: bool = True
+    """Whether it answers several requests at a time; False: a new one ends the one before it."""
     limit_name: str = "max_tokens"
     """The field that limits the tokens of a reply."""
     findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
@@ -126,6 +129,8 @@ class Calls(Protocol):
     async def get(self, path: str, *, deadline: float) -> Json: ...
 
     async def post(self, path: str, json: Mapping[str, Any], *, deadline: float) -> Json: ...
+
+    def stream(self, path: str, json: Mapping[str, Any], *, deadline: float) -> AsyncGenerator[Json, None]: ...
 
 
 async def find_capabilities(calls: Calls, model: str | None = None) -> Capabilities:
@@ -174,6 +179,7 @@ class _Probes:
         else:
             can = replace(can, continues=await self._continues(said), stops=await self._stops(said))
         can = replace(can, token_ids=await self._token_ids(name), cancels=await self._cancels(context))
+        can = replace(can, concurrent=await self._concurrent())
         return replace(can, findings=tuple(self._found))
 
     async def _model(self, wanted: str | None) -> ServedModel:
@@ -253,7 +259,7 @@ class _Probes:
             ids = reply["choices"][0]["token_ids"]
             holds, shown = len(ids) == reply["usage"]["completion_tokens"], f"token_ids {ids}"
         except BackendError as error:
-            shown = error.message
+            shown = error.message[: 2 * SHOWN]
         except (KeyError, TypeError, IndexError):
             shown = "a text alone"
         self._note("token ids", holds, "/v1/completions with token ids, return_token_ids", shown)
@@ -287,6 +293,31 @@ class _Probes:
         self._note(name, holds, sent, f"{(later or 0) - before:g} tokens of {longest} were generated")
         return holds
 
+    async def _concurrent(self) -> bool:
+        """Whether the stream of one request goes on while another one begins. The server of llama-cpp-python ends it
+        (``interrupt_requests``)."""
+        name, sent = "answers several requests at a time", "a request, and another one when its stream has begun"
+        first, second = self._stream(), self._stream()
+        try:
+            async with aclosing(first), aclosing(second):
+                last = await anext(first, {})
+                await anext(second, {})
+                async for event in first:
+                    last = event if event.get("choices") else last
+            ended = bool(last["choices"][0].get("finish_reason"))
+            self._note(name, ended, sent, "both answers" if ended else "the end of the first one")
+        except BackendError as error:
+            ended = error.fault is not Fault.CUT
+            self._note(name, None if ended else False, sent, error.message[: 2 * SHOWN])
+        except (AttributeError, KeyError, TypeError, IndexError):
+            ended = True
+            self._note(name, None, sent, "no stream of OpenAI's API")
+        return ended
+
+    def _stream(self) -> AsyncGenerator[Json, None]:
+        body = {**self._base, self._limit: 4 * TOKENS, "stream": True}
+        return self._calls.stream("/v1/chat/completions", body, deadline=_deadline())
+
     async def _generated(self) -> float | None:
         """Tokens that the server has generated since its start; None if it does not tell."""
         text = (await self._calls.get("/metrics", deadline=_deadline())).get("text", "")
@@ -303,7 +334,7 @@ class _Probes:
         except BackendError as error:
             if error.fault is not Fault.REFUSED and error.fault is not Fault.FAILED:
                 raise
-            shown = error.message
+            shown = error.message[: 2 * SHOWN]
         except (AttributeError, KeyError, TypeError, IndexError, ValueError):
             shown = f"another reply than asked for: {shown}"
         sent = json.dumps({key: value for key, value in extra.items() if key not in ("messages", self._limit)})

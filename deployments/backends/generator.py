@@ -59,6 +59,8 @@ class Calls(Protocol):
 
     def stream(self, path: str, json: Mapping[str, Any], *, deadline: float) -> AsyncGenerator[Json, None]: ...
 
+    def call_one_at_a_time(self) -> None: ...
+
 
 class Written(NamedTuple):
     """What a backend wrote for one request, or as one of its choices."""
@@ -139,6 +141,8 @@ class UrlGenerator:
         """``served_name``: the name by which searches ask for the model; empty: any."""
         self._calls = calls
         self._can = capabilities
+        if not capabilities.concurrent:
+            calls.call_one_at_a_time()
         self._delimiter = step_delimiter
         self._served_name = served_name
         self._prompts: LRUCache[int, int] = LRUCache(MAX_PROMPTS)

@@ -210,6 +210,11 @@ class Pool:
         for each in self._endpoints:
             await each.close()
 
+    def call_one_at_a_time(self) -> None:
+        """From now on, a call to a URL waits until the one before it has ended."""
+        for each in self._endpoints:
+            each.limit = CallLimit(1)
+
     def status(self) -> list[UrlStatus]:
         """How each URL does."""
         now = asyncio.get_running_loop().time()

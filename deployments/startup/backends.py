@@ -39,7 +39,7 @@ def asked_backend(config: AppConfig) -> tuple[AppConfig, Capabilities | None]:
 
 
 async def _found(settings: UrlGeneratorSettings) -> Capabilities:
-    async with aclosing(Pool(settings)) as pool:
+    async with aclosing(Pool(settings.of_probes)) as pool:
         try:
             can = await find_capabilities(pool, settings.model)
         except BackendError as error:

@@ -255,6 +255,7 @@ async def test_the_deadline_of_a_call_is_that_of_its_requests() -> None:
             {"usage": False, "sampling": False, "token_ids": False},
             {"usage": False, "sampling": False, "token_ids": False},
         ),
+        ({"interrupts": True}, {"concurrent": False}),
         ({"counts": True}, {"cancels": True}),
         ({"counts": True, "ends_unheard": False}, {}),
         ({"thinks": True}, {"thinks": True, "continues": Continuing.NO, "stops": False}),
@@ -271,6 +272,16 @@ async def test_what_a_server_can_do_is_found(server: dict[str, Any], expected: d
         found = await find_capabilities(pool)
     assert found == replace(ALL, **({"tools": True, "cancels": False} | expected))
     assert len(model.bodies) < 20
+
+
+async def test_a_server_that_answers_one_request_at_a_time_is_sent_one_at_a_time() -> None:
+    vote = {"strategy": "self_consistency", "n": 6, "seed": 3}
+    rude = TextModel(interrupts=True)
+    async with TextModel().served() as pool, rude.served() as of_rude:
+        several = await searched(UrlGenerator(pool, replace(ALL, cancels=False)), vote)
+        one = await searched(UrlGenerator(of_rude, replace(ALL, cancels=False, concurrent=False)), vote)
+    assert tree_as_json(one.tree) == tree_as_json(several.tree)
+    assert rude.streams == 6  # none was cut and sent again
 
 
 async def test_a_model_that_the_backend_has_not_is_refused_by_name() -> None:

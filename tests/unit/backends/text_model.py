@@ -65,6 +65,8 @@ class TextModel:
     """Whether it ends what nobody waits for."""
     counts: bool = False
     """Whether it tells the number of its generated tokens; an answer without end then takes its time."""
+    interrupts: bool = False
+    """Whether a new stream ends the one before it, as at the server of llama-cpp-python."""
     hangs: bool = False
     """Whether replies hang after their first token."""
     refuses: str = ""
@@ -73,6 +75,7 @@ class TextModel:
     at_work: int = 0
     aborted: int = 0
     generated: int = 0
+    streams: int = 0
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -187,9 +190,15 @@ class TextModel:
         return tokens, "length"
 
     async def _events(self, body: Any, whole: Any, usage: Any) -> AsyncIterator[str]:
+        self.streams += 1
+        number = self.streams
         for index, each in enumerate(whole):
             for delta in each["deltas"]:
                 yield self._event({"choices": [{"index": index, "delta": delta, "finish_reason": None}]})
+                if self.interrupts:
+                    await asyncio.sleep(0.005)
+                    if self.streams > number:
+                        raise ConnectionAbortedError
                 if self.hangs:
                     await self._hang_forever()
             yield self._event(
