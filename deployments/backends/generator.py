@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -53,11 +54,13 @@ class Calls(Protocol):
 
     async def get(self, path: str, *, deadline: float) -> Json: ...
 
-    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float) -> Json: ...
+    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> Json: ...
 
-    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float) -> list[Json]: ...
+    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> list[Json]: ...
 
-    def stream(self, path: str, json: Mapping[str, Any], *, deadline: float) -> AsyncGenerator[Json, None]: ...
+    def stream(
+        self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = ""
+    ) -> AsyncGenerator[Json, None]: ...
 
     def call_one_at_a_time(self) -> None: ...
 
@@ -319,8 +322,10 @@ class UrlGenerator:
         path, body = self._body(request, item, branch, item.text + text, ids)
         if choices > 1:
             body["n"] = choices
-        cut = request.stop_condition is StopCondition.STEP and not self._can.stops
-        ask = self._one_step if cut else self._whole
+        steps = request.stop_condition is StopCondition.STEP
+        # What grows from one first step shares its path. First steps and whole solutions share the prompt alone.
+        near = f"{request.search_id} {(*item.parent, branch.index)[0]}" if steps else ""
+        ask = partial(self._one_step if steps and not self._can.stops else self._whole, near=near)
         self.running += 1
         try:
             try:
@@ -393,12 +398,12 @@ class UrlGenerator:
         body["messages"] = messages
         return CHAT, body | ({"logprobs": True} if request.logprobs else {})
 
-    async def _whole(self, path: str, body: Json, deadline: float) -> tuple[list[_Choice], Json]:
+    async def _whole(self, path: str, body: Json, deadline: float, near: str) -> tuple[list[_Choice], Json]:
         """The choices of a whole reply, and the reply with its usage."""
         if self._can.cancels:
-            replies = [await self._calls.post(path, body, deadline=deadline)]
+            replies = [await self._calls.post(path, body, deadline=deadline, near=near)]
         else:  # Closing the connection of a stream is what ends it at most servers.
-            replies = await self._calls.collect(path, self._streamed(body), deadline=deadline)
+            replies = await self._calls.collect(path, self._streamed(body), deadline=deadline, near=near)
         choices: dict[int, _Choice] = {}
         for reply in replies:
             for told in reply.get("choices") or ():
@@ -406,10 +411,10 @@ class UrlGenerator:
         usage = next((reply for reply in reversed(replies) if reply.get("usage")), {})
         return [choices[index] for index in sorted(choices)], usage
 
-    async def _one_step(self, path: str, body: Json, deadline: float) -> tuple[list[_Choice], Json]:
+    async def _one_step(self, path: str, body: Json, deadline: float, near: str) -> tuple[list[_Choice], Json]:
         """As `_whole`, of a stream that is closed at the step delimiter."""
         choice, usage = _Choice(), Json()
-        async with aclosing(self._calls.stream(path, self._streamed(body), deadline=deadline)) as events:
+        async with aclosing(self._calls.stream(path, self._streamed(body), deadline=deadline, near=near)) as events:
             async for event in events:
                 usage = event if event.get("usage") else usage
                 for told in event.get("choices") or ():

@@ -1,8 +1,10 @@
 """The HTTP client of a backend: one URL or several that serve the same model, behind one interface."""
 
 import asyncio
+import hashlib
 import json
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -36,6 +38,8 @@ REST_S = 0.5
 REST_MAX_S = 30.0
 NAMED_REST_MAX_S = 600.0
 """Longest Retry-After that other calls mind."""
+NEAR_LOAD = 2.0
+"""A call goes to the URL of its ``near`` unless that has more than this many times the calls of the least busy one."""
 MINUTE_FULL = "calls_per_minute or tokens_per_minute is used up"
 KEEPALIVE_S = 2.0
 """Time for which an unused connection is kept: less than servers keep it (uvicorn: 5 s), or a request would meet its
@@ -104,6 +108,17 @@ class _Endpoint:
     def has_room(self) -> bool:
         return self.calls < self.limit.calls
 
+    @property
+    def load(self) -> float:
+        """Its calls with one more, relative to its weight."""
+        return (self.calls + 1) / self.weight
+
+    def closeness(self, near: str) -> float:
+        """The URL with the greatest number is that of ``near`` (weighted rendezvous hashing: as long as it is there,
+        others may come and go)."""
+        digest = hashlib.blake2b(f"{near} {self.url}".encode(), digest_size=8).digest()
+        return -self.weight / math.log((int.from_bytes(digest, "big") + 1) / (2**64 + 2))
+
     def target(self, path: str) -> str:
         """Where a call to a server's ``path`` goes. A URL with a path is ``/v1``, as OpenAI's clients have it."""
         if path.startswith("/v1/") and self._has_path:
@@ -140,8 +155,11 @@ class _Endpoint:
 class _Call:
     """One call while it is tried at one URL after another."""
 
-    def __init__(self, method: str, path: str, body: Json | None, deadline: float, streamed: bool) -> None:
+    def __init__(
+        self, method: str, path: str, body: Json | None, deadline: float, streamed: bool, near: str = ""
+    ) -> None:
         self.method = method
+        self.near = near
         self.path = path
         self.body = b"" if body is None else json.dumps(body, allow_nan=False).encode()
         self.deadline = deadline
@@ -161,7 +179,8 @@ class Pool:
     """Calls a backend at one URL or several. For use in one event loop.
 
     A call goes to the healthy URL with room that has the fewest calls relative to its weight; while there is none, it
-    waits in line. It is made again, with the same body and elsewhere if there is an elsewhere, when
+    waits in line. Calls of the same ``near`` share a prefix: they go to one URL, which has its KV, as long as that is
+    not far busier than another. A call is made again, with the same body and elsewhere if there is an elsewhere, when
     the server fails; seeds in the body make that safe. A URL that is busy (429) is called again when it says, or after
     a backoff: that is no failure, and lasts up to the deadline. All ``deadline`` are event loop times
     (``loop.time() + seconds``).
@@ -184,20 +203,22 @@ class Pool:
         [reply] = await self._whole(_Call("GET", path, None, deadline, streamed=False))
         return reply
 
-    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float) -> Json:
+    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> Json:
         """The reply to a body. Cancelling closes the connection. Raises BackendError."""
-        [reply] = await self._whole(_Call("POST", path, dict(json), deadline, streamed=False))
+        [reply] = await self._whole(_Call("POST", path, dict(json), deadline, streamed=False, near=near))
         return reply
 
-    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float) -> list[Json]:
+    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> list[Json]:
         """All events of a stream (``"stream": true`` in the body). A stream that is cut begins again elsewhere.
         Cancelling closes the connection. Raises BackendError."""
-        return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True))
+        return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True, near=near))
 
-    async def stream(self, path: str, json: Mapping[str, Any], *, deadline: float) -> AsyncGenerator[Json, None]:
+    async def stream(
+        self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = ""
+    ) -> AsyncGenerator[Json, None]:
         """The events of a stream as they come, up to ``[DONE]``. It is made again only before the first event. Closing
         the generator closes the connection. Raises BackendError."""
-        call = _Call("POST", path, dict(json), deadline, streamed=True)
+        call = _Call("POST", path, dict(json), deadline, streamed=True, near=near)
         async for attempt in self._attempts(call):
             with attempt:
                 async with aclosing(self._once(call)) as events:
@@ -336,7 +357,12 @@ class Pool:
         free = [each for each in free if each not in call.tried] or free
         if not free:
             return None, min((each.rests_until - now for each in able if each.rests_until > now), default=float("inf"))
-        return min(free, key=lambda each: (each.calls + 1) / each.weight), 0.0
+        idlest = min(free, key=lambda each: each.load)
+        if call.near:
+            home = max(free, key=lambda each: each.closeness(call.near))
+            if home.load <= NEAR_LOAD * idlest.load:
+                return home, 0.0
+        return idlest, 0.0
 
 
 def _most_tokens(body: bytes, given: Mapping[str, Any]) -> int:

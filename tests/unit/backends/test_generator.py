@@ -95,6 +95,29 @@ async def test_the_tree_is_the_one_of_a_generator_in_this_process(
     assert tree_as_json(restore_tree(save_tree(outcome.tree))) == tree_as_json(outcome.tree)
 
 
+async def test_steps_behind_one_first_step_are_written_near_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TextModel().served() as pool:
+        near: dict[str, set[str]] = {}
+        post = pool.post
+
+        async def noted(path: str, json: dict[str, Any], **options: Any) -> Any:
+            written = json["messages"][-1]
+            first = written["content"].partition(DELIMITER)[0] if written["role"] == "assistant" else ""
+            near.setdefault(first, set()).add(options["near"])
+            return await post(path, json, **options)
+
+        monkeypatch.setattr(pool, "post", noted)
+        await searched(UrlGenerator(pool, ALL), {**BEAM, "merge_siblings": False})
+        first_steps = near.pop("")
+        assert first_steps == {f"s {index}" for index in range(8)}
+        assert near
+        assert all(each <= first_steps for each in near.values())
+        assert sum(map(len, near.values())) <= len(first_steps)  # equal first steps may be several
+        near.clear()
+        await searched(UrlGenerator(pool, ALL), {"strategy": "self_consistency", "n": 4, "seed": 3})
+        assert near == {"": {""}}
+
+
 async def test_without_seeds_the_samples_of_a_question_are_one_request() -> None:
     server = TextModel(seeds=False)
     async with server.served() as pool:

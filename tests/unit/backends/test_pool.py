@@ -242,6 +242,31 @@ async def test_calls_go_to_urls_by_weight() -> None:
         await pool.aclose()
 
 
+async def test_calls_that_share_a_prefix_go_to_one_url_unless_it_is_far_busier() -> None:
+    async with RudeServer(good) as one, RudeServer(good) as other, pool_of(one, other) as pool:
+        homes = []
+        for near in map(str, range(12)):
+            before = len(one.requests)
+            for _ in range(3):
+                await pool.post(CHAT, BODY, deadline=soon(20), near=near)
+            homes.append(len(one.requests) - before)
+        assert set(homes) == {0, 3}
+        again = Pool(BackendSettings(urls=[other.url, one.url]))  # the order of URLs is of no account
+        for near in map(str, range(12)):
+            before = len(one.requests)
+            await again.post(CHAT, BODY, deadline=soon(20), near=near)
+            assert 3 * (len(one.requests) - before) == homes[int(near)]
+        await again.aclose()
+    async with RudeServer(hangs()) as one, RudeServer(hangs()) as other, pool_of(one, other) as pool:
+        calls = [asyncio.create_task(pool.post(CHAT, BODY, deadline=soon(60), near="same")) for _ in range(9)]
+        while len(one.requests) + len(other.requests) < 9:
+            await asyncio.sleep(0.01)
+        assert sorted((len(one.requests), len(other.requests))) == [3, 6]
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 async def test_each_url_gets_its_own_key_and_paths_are_those_of_openais_base_url(
     key_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
