@@ -300,7 +300,7 @@ class _Probes:
         first, second = self._stream(), self._stream()
         try:
             async with aclosing(first), aclosing(second):
-                last = await anext(first, {})
+                last: Json = await anext(first, {})
                 await anext(second, {})
                 async for event in first:
                     last = event if event.get("choices") else last
