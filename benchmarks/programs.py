@@ -9,9 +9,10 @@ solutions up to the first program in each, which is run, and from there on they 
 a program is the same on both sides, and only what programs change is compared.
 
 ``choose`` compares prompts on training problems, and tells the number of test problems at which a gain of 3 points
-would be seen, from how often the two sides disagree there. ``measure`` votes on test problems. The side with the tool
-gets as many solutions as cost no more tokens, outputs of programs included, than 8 and 16 without. Solutions are kept
-in DIRECTORY/SPLIT.jsonl of ``--out``, from which a later run goes on.
+would be seen, from how often the two sides disagree there. ``measure`` votes on test problems: the side with the tool
+gets as many solutions as cost no more tokens, outputs of programs included, than 8 and 16 without; and as many as the
+other side, where the tokens of both are told. Solutions are kept in DIRECTORY/SPLIT.jsonl of ``--out``, from which a
+later run goes on.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from benchmarks.published.engines import (
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.rows import Row, RowFile
 from benchmarks.published.sampling import SEED, NoScorer, in_parallel, solution, solutions_field
-from benchmarks.published.strategies import PoolSolution, pool_of, vote
+from benchmarks.published.strategies import PoolSolution, pool_of, vote, voted
 from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
 from cluster.evaluation.paired_bootstrap import paired_bootstrap
@@ -46,6 +47,7 @@ from deployments.config import PythonToolSettings
 from deployments.engines.programs import ProgramRunner
 from search.answers.equivalence import AnswerMatcher
 from search.answers.programs import FENCE, OPENING, output_block, program_answer
+from search.answers.voting import SelectionRule
 from search.ports import (
     NO_TOOL_USE,
     Branch,
@@ -140,6 +142,29 @@ def compared(
         "difference": round(difference.mean, 4),
         "interval": [round(difference.low, 4), round(difference.high, 4)],
         "discordant": round(discordant, 4),
+    }
+
+
+def of_as_many(
+    width: int, without: Mapping[str, Sequence[PoolSolution]], with_tool: Mapping[str, Sequence[PoolSolution]]
+) -> dict[str, Any]:
+    """Votes of ``width`` solutions on both sides: of each problem, the mean over the disjoint parts of its pool."""
+    votes = [
+        {problem: voted(pool, width, SelectionRule.MAJORITY) for problem, pool in side.items()}
+        for side in (without, with_tool)
+    ]
+    difference = paired_bootstrap(*({problem: each.correct for problem, each in side.items()} for side in votes))
+    right, tokens = (
+        [round(statistics.fmean(getattr(each, name) for each in side.values()), 4) for side in votes]
+        for name in ("correct", "tokens")
+    )
+    return {
+        "width": width,
+        "without": right[0],
+        "with_tool": right[1],
+        "tokens_over_without": round(tokens[1] / tokens[0], 4),
+        "difference": round(difference.mean, 4),
+        "interval": [round(difference.low, 4), round(difference.high, 4)],
     }
 
 
@@ -306,7 +331,7 @@ def _compare(
     out: Path,
     requests: int,
     minutes: float,
-) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, Any]]]:
     """By prompt: the comparisons of both widths, and the figures of its solutions and programs."""
     chosen, kept = chosen_problems(gsm8k, split, problems), kept_solutions(split)
     if lacking := sum(problem.id not in kept for problem in chosen):
@@ -323,6 +348,7 @@ def _compare(
         | {
             "one_solution": round(statistics.fmean(each.correct for pool in pools.values() for each in pool), 4),
             "solutions": sum(map(len, pools.values())),
+            "as_many": [of_as_many(n, without, pools) for n in (1, *widths) if n <= min(map(len, pools.values()))],
         }
         for side, pools in with_tool.items()
     }
@@ -372,6 +398,15 @@ def measure(
             each["interval"][0] > 0,
         )
         for each in found[prompt]
+    ]
+    claims += [
+        claim(
+            f"{each['width']} with programs run, over as many without, at {each['tokens_over_without']} of the tokens",
+            each["difference"],
+            "above 0, interval too",
+            each["interval"][0] > 0,
+        )
+        for each in used[prompt]["as_many"]
     ]
     figures = {
         "model": Path(model).name,
