@@ -57,7 +57,7 @@ def requested_ids(bench: Bench) -> list[tuple[int, ...]]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     wanted=SEARCHES,
     limits=LIMITS,
