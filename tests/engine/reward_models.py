@@ -3,6 +3,8 @@ transformers and torch alone."""
 
 import random
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +65,16 @@ class RewardModel(NamedTuple):
 
     settings: dict[str, Any]
     formula: Formula
+
+
+@cache
+def _built_tokenizer() -> PreTrainedTokenizerBase:
+    return build_tokenizer()
+
+
+def own_tokenizer() -> PreTrainedTokenizerBase:
+    """The embedded models' tokenizer, to be changed as a model needs: training it takes longer than all else here."""
+    return deepcopy(_built_tokenizer())
 
 
 def random_path(rng: random.Random) -> tuple[str, tuple[str, ...]]:
@@ -217,7 +229,7 @@ def implicit_formula(directory: Path) -> Formula:
 
 def label_turns(directory: Path) -> RewardModel:
     llama().save_pretrained(directory)
-    build_tokenizer().save_pretrained(directory)
+    own_tokenizer().save_pretrained(directory)
     return RewardModel({}, turns_formula(directory))
 
 
@@ -235,7 +247,7 @@ def token_class(directory: Path) -> RewardModel:
     model = Qwen2ForTokenClassification(Qwen2Config(**SHAPE, num_labels=2)).eval()
     torch.nn.init.normal_(model.score.bias)
     model.save_pretrained(directory)
-    tokenizer = saved(build_tokenizer(), directory)
+    tokenizer = saved(own_tokenizer(), directory)
 
     def inputs(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
         return trl_input(tokenizer, question, [step.strip() for step in steps], "\n")
@@ -249,7 +261,7 @@ def value_head(directory: Path) -> RewardModel:
     model, head = qwen2(), linear(1)
     # As in Skywork's checkpoints, whose config names another architecture: the family corrects it.
     save_with_head(directory, model, "Qwen2ForPrmModel", named("v_head.summary.", head))
-    tokenizer = saved(build_tokenizer(), directory)
+    tokenizer = saved(own_tokenizer(), directory)
 
     def inputs(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
         ids, flags = skywork_input(tokenizer, question, "\n".join(step.strip() for step in steps))
@@ -261,7 +273,7 @@ def value_head(directory: Path) -> RewardModel:
 def pqm(directory: Path) -> RewardModel:
     model, head = llama(), linear(1)
     save_with_head(directory, model, "LlamaForCausalLM", named("v_head.summary.", head), "pretrained_model.")
-    tokenizer = build_tokenizer()
+    tokenizer = own_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["[PRM]"]})
     return RewardModel({}, read_at(model.model, saved(tokenizer, directory), pqm_input, sigmoid_of(head)))
 
@@ -301,7 +313,7 @@ def outcome(directory: Path) -> RewardModel:
     model = qwen2()
     head = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), linear(1))
     save_with_head(directory, model, "Qwen2ForRewardModel", named("score.", head))
-    formula = at_last_token(chat_ids)(model.model, saved(build_tokenizer(), directory), sigmoid_of(head))
+    formula = at_last_token(chat_ids)(model.model, saved(own_tokenizer(), directory), sigmoid_of(head))
     return RewardModel({}, formula)
 
 
@@ -310,7 +322,7 @@ def outcome_of_a_classifier(directory: Path) -> RewardModel:
     config = LlamaConfig(**SHAPE, num_labels=1)
     model = LlamaForSequenceClassification(config).eval()
     model.save_pretrained(directory)
-    formula = at_last_token(chat_ids)(model.model, saved(build_tokenizer(), directory), sigmoid_of(model.score))
+    formula = at_last_token(chat_ids)(model.model, saved(own_tokenizer(), directory), sigmoid_of(model.score))
     return RewardModel({"family": "outcome"}, formula)
 
 
@@ -319,7 +331,7 @@ def trajectory(directory: Path) -> RewardModel:
     model.save_pretrained(directory)
     torch.save(head.state_dict(), directory / "reward_head.pt")
     as_it_is = at_last_token(lambda tokenizer, question, solution: encoded(tokenizer, question + solution))
-    return RewardModel({}, as_it_is(model.model, saved(build_tokenizer(), directory), sigmoid_of(head)))
+    return RewardModel({}, as_it_is(model.model, saved(own_tokenizer(), directory), sigmoid_of(head)))
 
 
 def eurus_rm(directory: Path) -> RewardModel:
@@ -360,13 +372,13 @@ def ensemble_head(directory: Path) -> RewardModel:
             shares.append(values[:, 0].double().sigmoid())
         return torch.stack(shares).mean(dim=0)
 
-    return RewardModel({}, read_at(model.model, saved(build_tokenizer(), directory), inputs, mean_of_sigmoids))
+    return RewardModel({}, read_at(model.model, saved(own_tokenizer(), directory), inputs, mean_of_sigmoids))
 
 
 def implicit(directory: Path) -> RewardModel:
     for path in (directory, directory / "reference"):
         qwen2().save_pretrained(path)
-        build_tokenizer().save_pretrained(path)
+        own_tokenizer().save_pretrained(path)
     return RewardModel({"reference": str(directory / "reference"), "beta": BETA}, implicit_formula(directory))
 
 

@@ -27,8 +27,7 @@ def collections() -> Iterator[FullCollections]:
     gc.callbacks.append(counted)
     yield counted
     gc.callbacks.remove(counted)
-    gc.set_threshold(*thresholds)
-    gc.unfreeze()
+    gc.set_threshold(*thresholds)  # what was frozen stays so, as it was collected just before
 
 
 @pytest.fixture(autouse=True)

@@ -638,6 +638,7 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
+TestQueue.settings = settings(max_examples=50, deadline=None)
 
 
 @given(waits=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), min_size=1, max_size=8))

@@ -78,6 +78,12 @@ class Model:
         tied = self.kind == "generator"  # the embedded one has no output layer of its own
         return [self.prefix + WHOLE[1], *(WHOLE if tied else HEADS[self.kind])]
 
+    @property
+    def needed_together(self) -> list[list[str]]:
+        """A weight of the body, and those of the head: a message has room for so many."""
+        body, *head = self.needed
+        return [names for names in ([body], head) if names]
+
     def refusal(self, changed: Weights) -> str:
         save_file({name: part.contiguous() for name, part in changed.items()}, self.file, {"format": "pt"})
         with pytest.raises(EngineStartError) as refused:
@@ -85,8 +91,8 @@ class Model:
         save_file(self.weights, self.file, {"format": "pt"})
         return str(refused.value)
 
-    def without(self, name: str) -> Weights:
-        return {each: part for each, part in self.weights.items() if each != name}
+    def without(self, *names: str) -> Weights:
+        return {each: part for each, part in self.weights.items() if each not in names}
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -105,9 +111,10 @@ def test_a_whole_checkpoint_is_accepted(model: Model) -> None:
     assert all("reg_model" in name for name in unused)  # there for training only
 
 
-def test_a_missing_weight_is_named(model: Model) -> None:
-    for name in model.needed:
-        assert own_name(model, name) in model.refusal(model.without(name))
+def test_every_missing_weight_is_named(model: Model) -> None:
+    for names in model.needed_together:
+        message = model.refusal(model.without(*names))
+        assert [name for name in names if own_name(model, name) not in message] == []
 
 
 def test_a_renamed_weight_is_named_with_its_other_name(model: Model) -> None:
@@ -118,13 +125,16 @@ def test_a_renamed_weight_is_named_with_its_other_name(model: Model) -> None:
         assert own_name(model, other) in message
 
 
-def test_a_weight_of_another_shape_is_named_with_both_shapes(model: Model) -> None:
-    for name in model.needed:
-        part = model.weights[name]
-        cut = part[..., :-1] if part.shape[-1] > 1 else part.repeat(2, *[1] * (part.ndim - 1))
-        message = model.refusal({**model.without(name), name: cut})
-        assert own_name(model, name) in message
-        assert f"{' x '.join(map(str, cut.shape))}, not " in message
+def test_every_weight_of_another_shape_is_named_with_both_shapes(model: Model) -> None:
+    for names in model.needed_together:
+        parts = {name: model.weights[name] for name in names}
+        cut = {
+            name: part[..., :-1] if part.shape[-1] > 1 else part.repeat(2, *[1] * (part.ndim - 1))
+            for name, part in parts.items()
+        }
+        message = model.refusal({**model.weights, **cut})
+        for name, part in cut.items():
+            assert f"{own_name(model, name)} is {' x '.join(map(str, part.shape))}, not " in message
 
 
 def test_a_weight_too_many_is_told(model: Model) -> None:

@@ -1040,6 +1040,7 @@ class Book(RuleBasedStateMachine):
 
 
 TestBook = Book.TestCase
+TestBook.settings = settings(max_examples=40, deadline=None)
 
 
 # How far.

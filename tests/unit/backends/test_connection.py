@@ -11,6 +11,7 @@ import pytest
 from deployments.backends.connection import connect
 from deployments.backends.errors import BackendError
 from deployments.backends.settings import BackendSettings
+from search.answers.equivalence import AnswerMatcher
 from search.prompt import Prompt
 from search.run.runner import run_search
 from search.settings import parse_search
@@ -20,6 +21,16 @@ from tests.unit.search.search_fakes import FakeScorer
 QUESTION = "How much is it?"
 VOTE = {"strategy": "self_consistency", "n": 8, "seed": 3}
 URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture
+def no_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that reads formulas takes seconds to start, and nothing here asks it."""
+
+    async def later(_: AnswerMatcher) -> None:
+        pass
+
+    monkeypatch.setattr(AnswerMatcher, "start", later)
 
 
 async def test_a_question_is_answered_by_a_vote_as_run_search_answers_it() -> None:
@@ -38,6 +49,7 @@ async def test_a_question_is_answered_by_a_vote_as_run_search_answers_it() -> No
         assert [body["messages"] for body in server.bodies] == [chat] * 8
 
 
+@pytest.mark.usefixtures("no_formulas")
 async def test_what_is_known_of_a_backend_is_not_asked_again() -> None:
     server = TextModel()
     async with server.served() as pool:
@@ -51,6 +63,7 @@ async def test_what_is_known_of_a_backend_is_not_asked_again() -> None:
                 await backend.answer(QUESTION, VOTE)
 
 
+@pytest.mark.usefixtures("no_formulas")
 async def test_a_search_that_needs_rewards_needs_a_scorer() -> None:
     beam = {"strategy": "beam_search", "n": 4, "m": 2, "max_step_tokens": 12, "max_depth": 3}
     async with TextModel().served() as pool:
@@ -62,6 +75,7 @@ async def test_a_search_that_needs_rewards_needs_a_scorer() -> None:
             assert (await backend.answer(QUESTION, beam)).cost.prm_calls > 0
 
 
+@pytest.mark.usefixtures("no_formulas")
 async def test_a_backend_that_is_not_there_is_told_and_leaves_nothing() -> None:
     with pytest.raises(BackendError, match="no connection"):
         async with connect("http://127.0.0.1:1"):

@@ -54,7 +54,7 @@ async def written(replica: SimulatedGenerator, asked: ExpandRequest) -> list[Chi
     blocks=st.integers(12, 300),
     seqs=st.integers(1, 64),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_every_branch_is_written_once_and_every_token_counted(
     calls: list[tuple[int, Lane, StopCondition]], blocks: int, seqs: int
 ) -> None:

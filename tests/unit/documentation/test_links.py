@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.unit.documentation.pages import PAGES, ROOT, Mention, anchors, links, name_of, spans
 
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -12,13 +10,15 @@ RESULT = re.compile(r"\b[a-z_0-9]+-[0-9a-f]{7}(?:-[0-9])?\b")
 """Name of a benchmark's result: the program, the commit, and a number where it ran there again."""
 
 
-@pytest.mark.parametrize("link", links(), ids=str)
-def test_every_link_has_a_target(link: Mention) -> None:
+def has_a_target(link: Mention) -> bool:
     path, _, anchor = link.text.partition("#")
     target = (link.page.parent / path).resolve() if path else link.page
-    assert target.exists()
-    if anchor:
-        assert anchor in anchors(target)
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def test_every_link_has_a_target() -> None:
+    assert len(links()) > 50
+    assert [str(link) for link in links() if not has_a_target(link)] == []
 
 
 def test_named_files_exist() -> None:
@@ -36,10 +36,10 @@ def test_named_results_exist() -> None:
 
 
 def test_every_page_is_reachable_from_the_readme() -> None:
-    seen, coming = set(), [ROOT / "README.md"]
+    found, seen, coming = links(), set(), [ROOT / "README.md"]
     while coming:
         page = coming.pop()
         seen.add(page)
-        to = {(page.parent / link.text.partition("#")[0]).resolve() for link in links() if link.page == page}
+        to = {(page.parent / link.text.partition("#")[0]).resolve() for link in found if link.page == page}
         coming += [target for target in to & set(PAGES) if target not in seen]
     assert {name_of(page) for page in PAGES} == {name_of(page) for page in seen}

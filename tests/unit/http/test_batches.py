@@ -720,11 +720,20 @@ class TestDamage:
         "the identity": ("output.job.json", "{"),
     }
 
-    @pytest.mark.parametrize(("name", "written"), DAMAGES.values(), ids=DAMAGES.keys())
-    @pytest.mark.parametrize("ending", ["failed", "cancelled", "expired"])
+    @pytest.mark.parametrize(
+        ("damage", "ending"),
+        [
+            *((damage, "failed") for damage in DAMAGES),
+            ("no JSON", "cancelled"),
+            ("the identity", "cancelled"),
+            ("errors", "expired"),
+            ("the identity", "expired"),
+        ],
+    )
     async def test_a_damaged_file_ends_the_batch(
-        self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, written: str, ending: str
+        self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str, ending: str
     ) -> None:
+        name, written = self.DAMAGES[damage]
         client = client_of(kept)
         batch = await begun(kept, client, 40)
         [path] = found(tmp_path, f"owners/*/batches/*/{name}")

@@ -324,6 +324,7 @@ def trees_alive() -> int:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_cancelled_search_leaves_no_tree_to_the_garbage_collector(world: World, stream: bool) -> None:
+    gc.collect()
     gc.freeze()  # freezes existing objects, which `trees_alive` would otherwise scan each time
     gc.disable()
     try:
@@ -341,7 +342,6 @@ async def test_a_cancelled_search_leaves_no_tree_to_the_garbage_collector(world:
                     await asyncio.sleep(0.01)
     finally:
         gc.enable()
-        gc.unfreeze()
     world.assert_idle()
 
 

@@ -83,7 +83,7 @@ def little_memory(blocks: int) -> RequestQueue:
     return RequestQueue(16, KVClamp(KVLedger(blocks, BLOCK)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     searches=st.lists(SEARCHES, min_size=1, max_size=4),
     capacity=st.integers(-(-(len(PROMPT) + MAX_TOKENS + 1) // BLOCK), 40),
@@ -115,7 +115,7 @@ def test_every_search_ends_and_no_block_stays_promised(
     asyncio.run(main())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     searches=st.lists(SEARCHES, min_size=1, max_size=4),
     capacity=st.integers(-(-(len(PROMPT) + MAX_TOKENS + 1) // BLOCK), 40),

@@ -18,11 +18,11 @@ from search.tree import Node, SearchTree, Step, StepEnd
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
+    gc.collect()
     gc.freeze()  # existing objects, which `nodes_alive` would otherwise scan each time
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def nodes_alive() -> int:

@@ -42,7 +42,7 @@ class Grown:
         return {expansion.node: expansion.count for expansion in strategy.select(self.tree)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 999),
     variety=st.sampled_from([None, 2, 4]),

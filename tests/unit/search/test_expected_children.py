@@ -52,7 +52,7 @@ def test_a_strategy_expects_children_where_it_writes_single_steps(
 
 
 @given(wanted=SEARCHES, limits=LIMITS, order=st.integers(0, 9), variety=VARIETY)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_what_a_search_asks_for_follows_from_what_it_said_before(
     wanted: dict[str, Any], limits: dict[str, Any], order: int, variety: int | None
 ) -> None:
@@ -83,7 +83,7 @@ def test_what_a_search_asks_for_follows_from_what_it_said_before(
 
 
 @given(wanted=SEARCHES, order=st.integers(0, 9), variety=VARIETY)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_children_of_merged_siblings_are_asked_for_below_the_first(
     wanted: dict[str, Any], order: int, variety: int | None
 ) -> None:

@@ -84,7 +84,7 @@ def expected_of(tree: SearchTree, voters: int, rule: SelectionRule) -> tuple[str
     return found.answer, found.agreement
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["self_consistency", "best_of_n"]),
     st.integers(1, 12),

@@ -70,7 +70,7 @@ SEARCHES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(beams=SEARCHES, seed=st.integers(0, 1 << 30))
 def test_it_grows_banyans_tree(beams: BeamSettings, seed: int) -> None:
     [found], _ = in_lock_step(beams, [seed], 1)
@@ -83,7 +83,7 @@ def test_it_grows_banyans_tree(beams: BeamSettings, seed: int) -> None:
     assert weighted_vote(found.pool) == outcome.selection.answer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(beams=SEARCHES, seeds=st.lists(st.integers(0, 1 << 30), min_size=1, max_size=9), in_flight=st.integers(1, 10))
 def test_many_in_lock_step_are_as_each_alone(beams: BeamSettings, seeds: list[int], in_flight: int) -> None:
     together, engines = in_lock_step(beams, seeds, in_flight)

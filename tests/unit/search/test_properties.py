@@ -18,7 +18,7 @@ from search.strategies.path_score import path_score
 from search.tree import SearchTree
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY, merge=st.booleans()
 )
@@ -82,7 +82,7 @@ def test_the_vote_can_be_repeated_from_the_returned_tree(
         assert strategy.votes(tree, node) == strategy.votes(outcome.tree, original)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     wanted=SEARCHES,
     limits=LIMITS,

@@ -110,7 +110,7 @@ def test_whole_solutions_share_their_common_beginning() -> None:
     assert tree.multiplicity(again.first) == Fraction(2, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     strategy=st.sampled_from(["beam_search", "dvts", "rebase", "ets", "particle_filter", "best_of_n", "ab_mcts"]),
     variety=VARIETY,
@@ -133,7 +133,7 @@ def test_each_text_is_scored_once_and_every_step_has_an_event(strategy: str, var
     assert sorted(told) == sorted(node.id for node in tree.nodes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     wanted=st.sampled_from(
         [
@@ -157,7 +157,7 @@ def test_merged_whole_solutions_vote_like_unmerged_ones(wanted: dict[str, Any], 
     assert sum(node.count for node in ends) == wanted["n"] == merged.tree.ended(merged.tree.deepest)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     strategy=st.sampled_from(["beam_search", "dvts", "rebase", "best_of_n", "ab_mcts", "mcts"]),
     variety=VARIETY,

@@ -3,23 +3,35 @@
 import asyncio
 import logging
 import os
-import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
 import pytest
+import solver_functions
 from search_fakes import Bench
+from solver_functions import (
+    as_many_kinds_as_texts,
+    clustered,
+    dies,
+    doubled,
+    fails,
+    hangs,
+    in_which_process,
+    one_kind,
+    one_too_few,
+    pid,
+)
 
 from search.problem import Problem, StepClusters
 from search.run import solver as solver_module
 from search.run.solver import ProcessSolver, Solver, SolverError
 from search.strategies.levels.retention import Retention, kept_leaves
 
-HERE = f"{__name__}:"
+HERE = f"{solver_functions.__name__}:"
 RETENTION = Retention(
     values=(0.3, 0.35, 0.35),
     texts=("So 12 + 7 = 19 apples.", "We get 12 + 7 = 19 apples.", "So 12 + 7 = 18 apples."),
@@ -28,48 +40,6 @@ RETENTION = Retention(
     node_weight=1.5,
     diversity_weight=1.5,
 )
-
-
-def doubled(argument: int, clusters: StepClusters | None) -> int:
-    return 2 * argument
-
-
-def pid(argument: Any, clusters: StepClusters | None) -> int:
-    print("libraries do print things")
-    return os.getpid()
-
-
-def hangs(argument: Any, clusters: StepClusters | None) -> None:
-    time.sleep(600)
-
-
-def dies(argument: Any, clusters: StepClusters | None) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fails(argument: Any, clusters: StepClusters | None) -> None:
-    raise ValueError("of its own")
-
-
-def one_kind(texts: Sequence[str]) -> list[int]:
-    return [0] * len(texts)
-
-
-def as_many_kinds_as_texts(texts: Sequence[str]) -> list[int]:
-    return list(range(len(texts)))
-
-
-def one_too_few(texts: Sequence[str]) -> list[int]:
-    return [0] * (len(texts) - 1)
-
-
-def in_which_process(texts: Sequence[str]) -> list[int]:
-    return [os.getpid() for _ in texts]
-
-
-def clustered(argument: list[str], clusters: StepClusters | None) -> list[int]:
-    assert clusters is not None
-    return list(clusters(argument))
 
 
 @pytest.fixture
@@ -87,18 +57,19 @@ async def test_both_solvers_give_the_same_solution(solver: ProcessSolver) -> Non
     assert await solver.solve(Problem(pid, None, None)) != os.getpid()
 
 
-@pytest.mark.parametrize("function", [hangs, dies, fails])
 async def test_unsolved_problems_get_their_fallback_and_a_log_line(
-    solver: ProcessSolver, function: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    solver: ProcessSolver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await solver.start()
-    with caplog.at_level(logging.WARNING, "banyan.solver"):
-        with monkeypatch.context() as patch:
-            if function is hangs:
-                patch.setattr(solver_module, "SOLVE_S", 0.5)
-            assert await solver.solve(Problem(function, None, fallback="as it was")) == "as it was"
-        assert function.__name__ in caplog.text
-        assert await solver.solve(Problem(doubled, 4, fallback=0)) == 8
+    for function in (fails, dies, hangs):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "banyan.solver"):
+            with monkeypatch.context() as patch:
+                if function is hangs:
+                    patch.setattr(solver_module, "SOLVE_S", 0.5)
+                assert await solver.solve(Problem(function, None, fallback="as it was")) == "as it was"
+            assert function.__name__ in caplog.text
+            assert await solver.solve(Problem(doubled, 4, fallback=0)) == 8
 
 
 async def test_a_stopped_worker_times_out(solver: ProcessSolver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +152,7 @@ async def test_invalid_clusters_give_the_fallback(
     [
         ("no_such_module:clusters", "cannot be imported: ModuleNotFoundError"),
         (HERE + "no_such_function", "cannot be imported: AttributeError"),
-        (HERE + "RETENTION", "is not a function"),
+        (HERE + "NO_FUNCTION", "is not a function"),
     ],
 )
 async def test_a_function_that_cannot_be_imported_is_an_error_at_start(path: str, message: str) -> None:

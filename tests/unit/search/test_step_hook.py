@@ -71,7 +71,7 @@ def replies(reply: Any) -> Callable[[str, Sequence[str], str], Awaitable[Any]]:
     return function
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY, merge=st.booleans()
 )
@@ -94,7 +94,7 @@ def test_a_hook_that_decides_by_the_texts_gives_the_same_tree_in_any_order(
     assert longest <= whole.get("max_path_tokens", 1000 - len(PROMPT))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(wanted=SEARCHES, limits=LIMITS, share=st.floats(0, 1), order=st.integers(1, 1 << 20), variety=VARIETY)
 def test_a_cancelled_search_leaves_no_call_and_resumes_without_asking_about_a_kept_step(
     wanted: dict[str, Any], limits: dict[str, Any], share: float, order: int, variety: int | None

@@ -105,7 +105,7 @@ PIECES = (
 )
 
 
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map(" ".join), min_size=1, max_size=8),
     st.sampled_from(["", "<think>", "a\n\n"]),

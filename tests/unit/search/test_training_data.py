@@ -190,7 +190,7 @@ def test_nodes_that_form_no_tree_are_refused(spoil: Any) -> None:
         TreeView.model_validate({"version": 2, "nodes": nodes})
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     strategy=st.sampled_from(["best_of_n", "beam_search", "rebase", "mcts", "frontier"]),
     seed=st.integers(0, 10_000),

@@ -47,7 +47,7 @@ def think(
     return asyncio.run(main())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(wanted=SEARCHES, limits=LIMITS, thinking=THINKING, budget=BUDGET, opened=OPENED, order=st.integers(1, 1 << 20))
 def test_no_thought_is_scored_or_answers_and_every_limit_holds(
     wanted: dict[str, Any],
