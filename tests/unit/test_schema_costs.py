@@ -89,7 +89,7 @@ async def test_the_worker_limits_its_own_time(tmp_path: Path) -> None:
     script, limit = tmp_path / "worker.py", "signal.ITIMER_PROF, cpu_s"
     code = WORKER_SCRIPT.read_text()
     assert limit in code
-    script.write_text(code.replace(limit, "signal.ITIMER_PROF, 0.05"))
+    script.write_text(code.replace(limit, "signal.ITIMER_PROF, 0.4"))
     with closing(SchemaCosts(lambda: LETTERS, script)) as costs:
         with pytest.raises(SchemaTooDear, match=r"^takes .*CPU time.*; at most"):
             await costs.check(json.dumps({"anyOf": LISTS}))
