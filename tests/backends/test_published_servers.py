@@ -73,9 +73,10 @@ def texts(outcome: SearchOutcome) -> list[tuple[Any, ...]]:
 
 
 async def check_same_searches(
-    url: str, model: Path, searches: Sequence[dict[str, Any]], questions: Sequence[str]
+    url: str, model: Path, searches: Sequence[dict[str, Any]], questions: Sequence[str], token_ids: bool = False
 ) -> None:
-    """That searches in front of ``url`` are those on an engine in this process."""
+    """That searches in front of ``url`` are those on an engine in this process. ``token_ids``: prompts and paths are
+    sent as token ids, as with ``generator.tokenizer``."""
     from deployments.engines.generation import GenerationEngine
 
     engine = GenerationEngine(GeneratorSettings(model=str(model), dtype="float32", max_model_len=1024))
@@ -83,12 +84,11 @@ async def check_same_searches(
     matcher = AnswerMatcher()
     try:
         async with backend(url) as (pool, can):
-            generator = UrlGenerator(pool, can)
+            generator = UrlGenerator(pool, can.with_tokenizer() if token_ids else can)
             for settings, question in itertools.product(searches, questions):
-                far = await searched(
-                    generator, Prompt(messages=chat(question), counted=40), settings, question, matcher
-                )
                 prompt = Prompt(tuple(engine.encode_chat([{"role": "user", "content": question}])))
+                sent = prompt if token_ids else Prompt(messages=chat(question), counted=40)
+                far = await searched(generator, sent, settings, question, matcher)
                 near = await searched(engine, prompt, settings, question, matcher)
                 assert texts(far) == texts(near)
                 assert far.selection.answer == near.selection.answer
@@ -105,8 +105,10 @@ async def test_vllm_votes_and_grows_trees_as_an_engine_in_this_process(vllm_url:
 
 
 async def test_vllm_does_so_with_a_published_generator(published_vllm_url: str) -> None:
-    searches = [{**search, "n": 4, "max_path_tokens": 48} for search in (VOTE, BEAM)]
-    await check_same_searches(published_vllm_url, PUBLISHED, searches, PROBLEMS[:2])
+    """Its paths do not encode to the token ids that were written, so trees are exact with token ids alone."""
+    short = {"n": 4, "max_path_tokens": 48}
+    await check_same_searches(published_vllm_url, PUBLISHED, [VOTE | short], PROBLEMS[:2])
+    await check_same_searches(published_vllm_url, PUBLISHED, [VOTE | short, BEAM | short], PROBLEMS[:2], token_ids=True)
 
 
 @pytest.mark.parametrize(("served", "name"), [("vllm_url", "arithmetic"), ("published_vllm_url", "smollm2")])
@@ -154,9 +156,9 @@ async def test_rewards_of_vllm_are_those_of_an_engine_in_this_process(vllm_pooli
 async def test_vllm_ends_what_a_closed_call_asked_for(vllm_url: str, streamed: bool) -> None:
     async with backend(vllm_url) as (pool, can), httpx.AsyncClient(base_url=vllm_url) as metrics:
 
-        async def running() -> float:
+        async def told(name: str) -> float:
             lines = (await metrics.get("/metrics")).text.splitlines()
-            return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
+            return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
         calls = UrlGenerator(pool, replace(can, cancels=not streamed))
         branches = tuple(Branch(index, index, 900) for index in range(8))
@@ -165,17 +167,18 @@ async def test_vllm_ends_what_a_closed_call_asked_for(vllm_url: str, streamed: b
         stream = calls.expand(ExpandRequest("s", (item,), hot, StopCondition.SOLUTION, Lane.DEMAND, 60.0))
         first = asyncio.ensure_future(anext(stream))
         async with asyncio.timeout(30):
-            while not await running():
+            while not await told("vllm:num_requests_running"):
                 await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.wait({first})
         await stream.aclose()
         assert calls.running == 0
-        before = await pool.get("/metrics", deadline=asyncio.get_running_loop().time() + 10)
+        before = await told("vllm:generation_tokens_total")
         async with asyncio.timeout(10):
-            while (now := await pool.get("/metrics", deadline=asyncio.get_running_loop().time() + 10)) != before:
+            while (now := await told("vllm:generation_tokens_total")) != before:
                 before = now
                 await asyncio.sleep(0.5)
+        assert before < 8 * 900
 
 
 async def test_llama_cpp_votes(llama_cpp_url: str) -> None:
