@@ -297,6 +297,13 @@ class _Probes:
         """Whether the stream of one request goes on while another one begins. The server of llama-cpp-python ends it
         (``interrupt_requests``)."""
         name, sent = "answers several requests at a time", "a request, and another one when its stream has begun"
+        holds, shown = await self._both_answered()
+        if holds is False:  # a network that fails once must not make all searches slow
+            holds, shown = await self._both_answered()
+        self._note(name, holds, sent, shown)
+        return holds is not False
+
+    async def _both_answered(self) -> tuple[bool | None, str]:
         first, second = self._stream(), self._stream()
         try:
             async with aclosing(first), aclosing(second):
@@ -305,14 +312,11 @@ class _Probes:
                 async for event in first:
                     last = event if event.get("choices") else last
             ended = bool(last["choices"][0].get("finish_reason"))
-            self._note(name, ended, sent, "both answers" if ended else "the end of the first one")
+            return ended, "both answers" if ended else "the end of the first one"
         except BackendError as error:
-            ended = error.fault is not Fault.CUT
-            self._note(name, None if ended else False, sent, error.message[: 2 * SHOWN])
+            return None if error.fault is not Fault.CUT else False, error.message[: 2 * SHOWN]
         except (AttributeError, KeyError, TypeError, IndexError):
-            ended = True
-            self._note(name, None, sent, "no stream of OpenAI's API")
-        return ended
+            return None, "no stream of OpenAI's API"
 
     def _stream(self) -> AsyncGenerator[Json, None]:
         body = {**self._base, self._limit: 4 * TOKENS, "stream": True}

@@ -117,7 +117,8 @@ class _Endpoint:
         """The URL with the greatest number is that of ``near`` (weighted rendezvous hashing: as long as it is there,
         others may come and go)."""
         digest = hashlib.blake2b(f"{near} {self.url}".encode(), digest_size=8).digest()
-        return -self.weight / math.log((int.from_bytes(digest, "big") + 1) / (2**64 + 2))
+        share = ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52  # exact, so neither 0 nor 1
+        return -self.weight / math.log(share)
 
     def target(self, path: str) -> str:
         """Where a call to a server's ``path`` goes. A URL with a path is ``/v1``, as OpenAI's clients have it."""
@@ -234,6 +235,7 @@ class Pool:
     def call_one_at_a_time(self) -> None:
         """From now on, a call to a URL waits until the one before it has ended."""
         for each in self._endpoints:
+            logger.warning("backend %s ends a request when another one comes: it is sent one at a time", each.url)
             each.limit = CallLimit(1)
 
     def status(self) -> list[UrlStatus]:
