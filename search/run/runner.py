@@ -499,9 +499,6 @@ class _Search:
             self._results.saw(arrived.headroom)
         self._cost.unused_tokens += arrived.unused_tokens
         self._samples_ahead = arrived.samples_ahead
-        if arrived.unfinished_tokens > self._tree.unfinished_tokens:
-            self._tree.unfinished_tokens = arrived.unfinished_tokens
-            self._changed.set()
         unscored: list[Sequence[Node]] = []
         taken, turns = 0, Turns()
         for child in arrived.children:
@@ -515,6 +512,10 @@ class _Search:
                 new = [node for node in being_scored if not (node.repeats or node.repeated_by)]
                 unscored += [new] if new else []
             await turns.pass_on()
+        # Not before: it is the number of those that have not come with this group either.
+        if arrived.unfinished_tokens > self._tree.unfinished_tokens:
+            self._tree.unfinished_tokens = arrived.unfinished_tokens
+            self._changed.set()
         self._pass_on(group, unscored)
         return taken
 

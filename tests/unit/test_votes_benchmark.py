@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published.engines import DTYPE
 from benchmarks.published.problems import chosen_problems
 from benchmarks.votes import config_of, count_kept, kept_vote, questions
 from search.strategies.solutions.self_consistency import SelfConsistency
@@ -35,7 +36,7 @@ async def test_the_kept_pool_is_the_one_of_the_docs() -> None:
 
 def test_a_published_generator_is_served_with_the_settings_of_its_pool(tmp_path: Path) -> None:
     config = config_of({}, str(tmp_path))
-    assert (config.generator.served_name, config.generator.dtype) == ("votes", "bfloat16")
+    assert (config.generator.served_name, config.generator.dtype) == ("votes", DTYPE)
 
 
 def test_problems_are_unseen_ones_of_a_level_or_of_gsm8k(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from search.run.report import SearchOutcome
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree
 from search.strategies.path_score import path_score
+from search.tools.turns import Turns
 from search.tree import Node, NodeStatus, SearchTree
 
 
@@ -107,6 +108,23 @@ def test_the_shortest_vote_whatever_comes_first(
     for outcome in outcomes:
         assert (outcome.selection.answer, outcome.selection.agreement) == pytest.approx(expected)
         assert outcome.stop_reason == "finished"
+
+
+def test_what_arrives_with_the_count_of_the_others_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the search passes on the event loop while it takes a group."""
+
+    async def pass_on(turns: Turns) -> None:
+        for _ in range(9):
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Turns, "pass_on", pass_on)
+    for seed in range(540, 560):
+        shared = {"strategy": "self_consistency", "n": 9, "seed": seed, "max_path_tokens": 400}
+        whole = search(shared | {"merge_siblings": False})[1].tree
+        expected = expected_of(whole, 2, SelectionRule.MAJORITY)
+        for order in (seed, seed + 1):
+            outcome = vote(shared | {"first_finish": 2, "merge_siblings": False}, order)[1]
+            assert (outcome.selection.answer, outcome.selection.agreement) == pytest.approx(expected)
 
 
 def test_the_others_end_once_they_are_longer() -> None:
