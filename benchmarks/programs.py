@@ -153,7 +153,8 @@ def of_as_many(
         {problem: voted(pool, width, SelectionRule.MAJORITY) for problem, pool in side.items()}
         for side in (without, with_tool)
     ]
-    difference = paired_bootstrap(*({problem: each.correct for problem, each in side.items()} for side in votes))
+    rights = [{problem: each.correct for problem, each in side.items()} for side in votes]
+    difference = paired_bootstrap(rights[0], rights[1])
     right, tokens = (
         [round(statistics.fmean(getattr(each, name) for each in side.values()), 4) for side in votes]
         for name in ("correct", "tokens")
