@@ -91,6 +91,8 @@ WIDTHS = (8, 16)
 GAIN = 0.03
 """The gain in accuracy that the number of problems is chosen for."""
 TOOL = PythonToolSettings().request
+USE = ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")
+"""Figures of a row, in the order of `ToolUse`."""
 console = Console(width=160)
 
 
@@ -149,8 +151,9 @@ def of_as_many(
     width: int, without: Mapping[str, Sequence[PoolSolution]], with_tool: Mapping[str, Sequence[PoolSolution]]
 ) -> dict[str, Any]:
     """Votes of ``width`` solutions on both sides: of each problem, the mean over the disjoint parts of its pool."""
+    both = sorted(without.keys() & with_tool.keys())
     votes = [
-        {problem: voted(pool, width, SelectionRule.MAJORITY) for problem, pool in side.items()}
+        {problem: voted(side[problem], width, SelectionRule.MAJORITY) for problem in both}
         for side in (without, with_tool)
     ]
     rights = [{problem: each.correct for problem, each in side.items()} for side in votes]
@@ -206,7 +209,10 @@ async def sampled(
             return await _row(problem, side, engine.encode_chat(messages), samples, environment)
 
         began = time.monotonic()
-        await in_parallel(missing, work, rows.append, max(1, requests // samples), began + 60 * minutes)
+        try:
+            await in_parallel(missing, work, rows.append, max(1, requests // samples), began + 60 * minutes)
+        finally:
+            runner.close()
         console.print(f"{sum((problem.id, side) in rows for problem, side in missing)} of {len(missing)} rows written")
 
 
@@ -217,7 +223,7 @@ async def _row(problem: MathProblem, side: str, prompt: Sequence[int], n: int, e
     ends = sorted(outcome.tree.terminals, key=lambda node: node.id)
     solutions = [await solution(outcome.tree, end, problem, environment.matcher) for end in ends]
     cost = outcome.cost
-    figures = {name: getattr(cost, name) for name in ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")}
+    figures = {name: getattr(cost, name) for name in USE}
     return {"problem": problem.id, "side": side, "dtype": DTYPE, "solutions": solutions, **figures}
 
 
@@ -243,11 +249,9 @@ async def _continued(
         before, given = (tokenizer.encode(part, add_special_tokens=False) for part in (closed, output))
         cut[number] = closed + output
         uses[number] = ToolUse(1, int(run.failed), int(run.timed_out), len(given))
-        left = MAX_SOLUTION_TOKENS - len(before) - len(given)
-        branch = Branch(0, branch_seed(problem_seed(SEED, problem.id), (number,), len(before)), max(0, left))
-        items.append(
-            ExpandItem((number,), (*prompt, *before, *given), (branch,), solution=len(prompt), room=max(0, left))
-        )
+        left = max(0, MAX_SOLUTION_TOKENS - len(before) - len(given))
+        branch = Branch(0, branch_seed(problem_seed(SEED, problem.id), (number,), len(before)), left)
+        items.append(ExpandItem((number,), (*prompt, *before, *given), (branch,), solution=len(prompt), room=left))
     request = ExpandRequest(
         problem.id, tuple(items), Sampling(), StopCondition.SOLUTION, Lane.DEMAND, UNWATCHED_S, tool=TOOL
     )
@@ -268,7 +272,7 @@ async def _continued(
                 }
                 uses[number] = ToolUse(*map(sum, zip(uses[number], child.tool, strict=True)))
     total = [sum(column) for column in zip(NO_TOOL_USE, *uses.values(), strict=True)]
-    figures = dict(zip(("tool_calls", "tool_errors", "tool_limits", "tool_tokens"), total, strict=True))
+    figures = dict(zip(USE, total, strict=True))
     return {"problem": problem.id, "side": UNASKED, "dtype": DTYPE, "continued": continued, **figures}
 
 
@@ -280,7 +284,8 @@ def until_first_program(text: str) -> str:
 
 
 def _solutions_of(row: Row, kept: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """All solutions of a row. Of kept ones it has those that were written again, by their number."""
+    """All solutions of a problem. The row of the default prompt has only those that were written again, by their index;
+    the others are the kept ones."""
     if row["side"] != UNASKED:
         found: Sequence[Mapping[str, Any]] = row["solutions"]
         return found
@@ -341,11 +346,10 @@ def _compare(
     rows = RowFile(out / f"{split}.jsonl", ("problem", "side"))
     asyncio.run(sampled(chosen, sides, samples, rows, model, requests, minutes))
     without, with_tool = asyncio.run(grouped(split, chosen, sides, rows))
-    names = ("tool_calls", "tool_errors", "tool_limits", "tool_tokens")
     widths = [width for width in WIDTHS if width <= SOLUTIONS[split]]
     found = {side: [compared(width, without, pools) for width in widths] for side, pools in with_tool.items()}
     used = {
-        side: {name: sum(rows.rows[problem, side][name] for problem in pools) for name in names}
+        side: {name: sum(rows.rows[problem, side][name] for problem in pools) for name in USE}
         | {
             "one_solution": round(statistics.fmean(each.correct for pool in pools.values() for each in pool), 4),
             "solutions": sum(map(len, pools.values())),

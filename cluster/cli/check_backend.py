@@ -1,7 +1,6 @@
 """``banyan check-backend``: what a server of OpenAI's API can do for searches, by what was sent and what came back."""
 
 import asyncio
-from contextlib import aclosing
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -10,9 +9,8 @@ from rich.table import Table
 
 from cluster.launch.backend import HINTS, key_source
 from cluster.launch.errors import LaunchError
-from deployments.backends.capabilities import Capabilities, find_capabilities
+from deployments.backends.capabilities import Capabilities, asked
 from deployments.backends.errors import BackendError
-from deployments.backends.pool import Pool
 from deployments.backends.settings import BackendSettings
 from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
@@ -28,7 +26,7 @@ def show_backend(url: str, model: str | None, key_file: Path | None, console: Co
     """
     try:
         settings = BackendSettings.model_validate({"url": url, **key_source(key_file)})
-        can = asyncio.run(_found(settings, model))
+        can = asyncio.run(asked(settings, model))
     except ValidationError as error:
         faults = (".".join(map(str, fault["loc"])) + ": " + fault["msg"] for fault in error.errors())
         raise LaunchError("\n".join(faults)) from None
@@ -50,8 +48,3 @@ def show_backend(url: str, model: str | None, key_file: Path | None, console: Co
 def strategies(can: Capabilities) -> list[str]:
     """The names of the strategies that the backend can do."""
     return [name for name in STRATEGIES if can.lacks(parse_search({"strategy": name})) is None]
-
-
-async def _found(settings: BackendSettings, model: str | None) -> Capabilities:
-    async with aclosing(Pool(settings.of_probes)) as pool:
-        return await find_capabilities(pool, model)

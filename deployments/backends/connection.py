@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from deployments.backends.capabilities import Capabilities, find_capabilities
+from deployments.backends.capabilities import Capabilities, asked
 from deployments.backends.generator import UrlGenerator
 from deployments.backends.models import CONTEXT_TOKENS
 from deployments.backends.pool import Pool
@@ -76,10 +76,10 @@ async def connect(
         BackendError: the backend cannot be reached, wants another key, or cannot answer an ordinary question.
         ValueError: a setting is wrong, the backend has no such model, or several and none is named.
     """
-    pool = Pool(url if isinstance(url, BackendSettings) else BackendSettings(url=url))
-    matcher = AnswerMatcher()
+    settings = url if isinstance(url, BackendSettings) else BackendSettings(url=url)
+    pool, matcher = Pool(settings), AnswerMatcher()
     try:
-        can, _ = await asyncio.gather(_found(pool, model, capabilities), matcher.start())
+        can, _ = await asyncio.gather(_found(settings, model, capabilities), matcher.start())
         context = can.context_tokens or CONTEXT_TOKENS
         environment = SearchEnvironment(
             generator=UrlGenerator(pool, can),
@@ -95,5 +95,5 @@ async def connect(
         await pool.aclose()
 
 
-async def _found(pool: Pool, model: str | None, known: Capabilities | None) -> Capabilities:
-    return known or await find_capabilities(pool, model)
+async def _found(settings: BackendSettings, model: str | None, known: Capabilities | None) -> Capabilities:
+    return known or await asked(settings, model)

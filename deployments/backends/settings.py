@@ -167,11 +167,6 @@ class BackendSettings(KeySettings):
         )
 
     @property
-    def of_probes(self) -> Self:
-        """For requests that a server may not know: it may fail at them, and yet is not left after three failures."""
-        return self.model_copy(update={"attempts": min(2, self.attempts)})
-
-    @property
     def token_price(self) -> Price | None:
         """The price for `search.run.bill.Prices`."""
         if (price := self.price) is None:

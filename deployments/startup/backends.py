@@ -2,12 +2,10 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 
-from deployments.backends.capabilities import Capabilities, find_capabilities
+from deployments.backends.capabilities import Capabilities, asked
 from deployments.backends.errors import BackendError
 from deployments.backends.models import CONTEXT_TOKENS
-from deployments.backends.pool import Pool
 from deployments.backends.settings import UrlGeneratorSettings
 from deployments.config import AppConfig
 from search.settings import parse_search
@@ -39,13 +37,12 @@ def asked_backend(config: AppConfig) -> tuple[AppConfig, Capabilities | None]:
 
 
 async def _found(settings: UrlGeneratorSettings) -> Capabilities:
-    async with aclosing(Pool(settings.of_probes)) as pool:
-        try:
-            can = await find_capabilities(pool, settings.model)
-        except BackendError as error:
-            raise ValueError(f"generator.url: {error}") from None
-        except ValueError as error:
-            raise ValueError(f"generator.model: {error}") from None
+    try:
+        can = await asked(settings, settings.model)
+    except BackendError as error:
+        raise ValueError(f"generator.url: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"generator.model: {error}") from None
     try:
         return can if settings.tokenizer is None else can.with_tokenizer()
     except ValueError as error:

@@ -512,7 +512,7 @@ class _Search:
                 new = [node for node in being_scored if not (node.repeats or node.repeated_by)]
                 unscored += [new] if new else []
             await turns.pass_on()
-        # Not before: it is the number of those that have not come with this group either.
+        # After the children: the count is of the branches that are still to come, without those of this group.
         if arrived.unfinished_tokens > self._tree.unfinished_tokens:
             self._tree.unfinished_tokens = arrived.unfinished_tokens
             self._changed.set()

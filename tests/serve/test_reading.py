@@ -1,4 +1,5 @@
-"""`select` and `fuse` as served: what a stream shows, what is left when its client leaves, one tree from one seed."""
+"""`select` and `fuse` as served: what a stream shows, that a client that leaves ends the search, and that the same seed
+grows the same tree."""
 
 import json
 from collections.abc import Iterator

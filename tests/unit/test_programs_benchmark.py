@@ -2,7 +2,16 @@
 
 import pytest
 
-from benchmarks.programs import PROMPTS, UNASKED, compared, equal_width, majority, problems_needed
+from benchmarks.programs import (
+    PROMPTS,
+    UNASKED,
+    compared,
+    equal_width,
+    majority,
+    of_as_many,
+    problems_needed,
+    until_first_program,
+)
 from benchmarks.published.strategies import PoolSolution
 
 
@@ -29,6 +38,25 @@ def test_sides_are_compared_on_the_problems_of_both() -> None:
     assert (found["problems"], found["without"], found["with_tool"]) == (2, 0.5, 1.0)
     assert (found["width_with_tool"], found["tokens_with_tool"], found["tokens_without"]) == (4, 80.0, 80.0)
     assert (found["difference"], found["discordant"]) == (0.5, 0.5)
+
+
+def test_as_many_solutions_are_compared_over_all_parts_of_a_pool() -> None:
+    without = {"p": pool("rrbb", 10), "q": pool("aabb", 10), "only here": pool("rrrr", 10)}
+    found = of_as_many(2, without, {"p": pool("rrrr", 15), "q": pool("aabb", 15)})
+    assert (found["without"], found["with_tool"], found["difference"]) == (0.25, 0.5, 0.25)
+    assert found["tokens_over_without"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("solution", "kept"),
+    [
+        ("So ```python\nprint(1)\n```\n```output\n7\n```\nIt is 7. ```python\n2\n```", "So ```python\nprint(1)\n```"),
+        ("So ```python\nprint(1)", ""),
+        ("It is ```7```.", ""),
+    ],
+)
+def test_a_solution_is_written_again_from_behind_its_first_program(solution: str, kept: str) -> None:
+    assert until_first_program(solution) == kept
 
 
 def test_more_disagreement_needs_more_problems() -> None:

@@ -80,7 +80,7 @@ class Model:
 
     @property
     def needed_together(self) -> list[list[str]]:
-        """A weight of the body, and those of the head: a message has room for so many."""
+        """Needed weights, in groups that one error message has room to name: one of the body, those of the head."""
         body, *head = self.needed
         return [names for names in ([body], head) if names]
 
