@@ -9,8 +9,9 @@ from rich.table import Table
 
 from cluster.launch.backend import HINTS, key_source
 from cluster.launch.errors import LaunchError
-from deployments.backends.capabilities import Capabilities, asked
+from deployments.backends.capabilities import Capabilities
 from deployments.backends.errors import BackendError
+from deployments.backends.probing import asked
 from deployments.backends.settings import BackendSettings
 from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES

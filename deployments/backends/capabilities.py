@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.models import ServedModel, find_model
-from deployments.backends.pool import Pool
-from deployments.backends.settings import BackendSettings
 from search.ports import StopCondition, branch_seed
 from search.settings import SearchSettings
 
@@ -146,14 +144,6 @@ async def find_capabilities(calls: Calls, model: str | None = None) -> Capabilit
         ValueError: it has no such model, or several and none is named.
     """
     return await _Probes(calls).run(model)
-
-
-async def asked(settings: BackendSettings, model: str | None) -> Capabilities:
-    """As `find_capabilities`, over connections of its own. A server may fail at a request that it does not know: probes
-    are tried twice at most, so that its URL does not count as failing, which takes three failures in a row."""
-    probing = settings.model_copy(update={"attempts": min(2, settings.attempts)})
-    async with aclosing(Pool(probing)) as pool:
-        return await find_capabilities(pool, model)
 
 
 class _Probes:

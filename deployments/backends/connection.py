@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
 
-from deployments.backends.capabilities import Capabilities, asked
+from deployments.backends.capabilities import Capabilities
 from deployments.backends.generator import UrlGenerator
 from deployments.backends.models import CONTEXT_TOKENS
 from deployments.backends.pool import Pool
+from deployments.backends.probing import asked
 from deployments.backends.settings import VOTE, BackendSettings
 from deployments.backends.usage import estimated_tokens
 from search.answers.equivalence import AnswerMatcher

@@ -3,9 +3,10 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from deployments.backends.capabilities import Capabilities, asked
+from deployments.backends.capabilities import Capabilities
 from deployments.backends.errors import BackendError
 from deployments.backends.models import CONTEXT_TOKENS
+from deployments.backends.probing import asked
 from deployments.backends.settings import UrlGeneratorSettings
 from deployments.config import AppConfig
 from search.settings import parse_search
