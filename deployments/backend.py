@@ -18,6 +18,7 @@ from deployments.startup.nodes import Built
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import GeneratorRefused
 from search.ports import ChildGroup, ExpandRequest, TokenBeamReply, TokenBeamRequest
+from search.tools.settling import settled
 
 
 class BackendReplica:
@@ -77,6 +78,8 @@ class BackendReplica:
         return {**self._figures(), "urls": urls, "capabilities": can}
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
+        """Leak check of an idle replica; calls that were cancelled have ``settle_s`` seconds to end."""
+        await settled(lambda: self._generator.running, settle_s)
         running = self._generator.running
         return [f"{running} requests are at the backend"] if running else []
 

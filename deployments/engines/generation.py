@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
@@ -76,6 +76,7 @@ from search.ports import (
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
+from search.tools.settling import settled
 from search.tree import StepEnd, begins_paths
 
 Parameters: TypeAlias = Callable[..., SamplingParams]
@@ -88,8 +89,6 @@ COUNT_S = 0.1
 GROUP_S = 0.004
 """How long a finished child waits for others to share its message: sending one takes a good part of the time of a small
 model's engine step."""
-TIDY_S = 0.1
-"""Poll interval of the leak check while children written ahead have not been aborted yet, seconds."""
 
 
 @dataclass(frozen=True)
@@ -340,11 +339,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{self._open_calls} calls are open"] if self._open_calls else []
-        with suppress(TimeoutError):
-            async with asyncio.timeout(settle_s):
-                # What is written ahead for a search is given up only a while after its end.
-                while self._running.write_ahead.check_integrity():  # noqa: ASYNC110  # timers have no event
-                    await asyncio.sleep(TIDY_S)
+        # What is written ahead for a search is given up only a while after its end.
+        await settled(self._running.write_ahead.check_integrity, settle_s)
         left += await super().check_integrity(settle_s)
         return left + self._running.write_ahead.check_integrity()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,14 @@ async def by_length(question: str, steps: Sequence[str]) -> float:
 async def waits(question: str, steps: Sequence[str]) -> float:
     if question != "canary":
         await waits.gate.wait()  # type: ignore[attr-defined]
+    return 0.5
+
+
+THREAD = threading.Event()
+
+
+def waits_in_a_thread(question: str, steps: Sequence[str]) -> float:
+    assert THREAD.wait(20)
     return 0.5
 
 
@@ -74,6 +83,17 @@ async def test_one_failure_fails_the_call_and_leaves_nothing_open() -> None:
     with pytest.raises(ScorerError, match="breaks failed: KeyError"):
         await several.score(REQUEST)
     assert await several.check_integrity() == []
+    several.shutdown()
+
+
+async def test_a_thread_that_nobody_waits_for_any_more_has_time_to_return() -> None:
+    several = await scorer(member("waits_in_a_thread"), member("breaks"))
+    with pytest.raises(ScorerError, match="breaks failed: KeyError"):
+        await several.score(REQUEST)
+    left = await several.check_integrity(settle_s=0.05)
+    assert [sentence.split(" are ")[1] for sentence in left] == ["open"]
+    asyncio.get_running_loop().call_later(0.1, THREAD.set)
+    assert await several.check_integrity(settle_s=20) == []
     several.shutdown()
 
 

@@ -24,6 +24,7 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
 from search.tools.import_path import imported_function, is_async
+from search.tools.settling import settled
 
 if TYPE_CHECKING:
     from deployments.engines.rewards.family import RewardModelSettings
@@ -138,7 +139,11 @@ class CallScorer(ABC):
         """Raises ScorerError when no call will return any more."""
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        """Leak check of an idle scorer: reports open calls; empty when all is well."""
+        """Leak check of an idle scorer: reports open calls; empty when all is well.
+
+        Calls whose caller has given up have ``settle_s`` seconds to return: a thread cannot be stopped.
+        """
+        await settled(lambda: self._running, settle_s)
         return [f"{self._running} calls of {self._name} are open"] if self._running else []
 
     @property
