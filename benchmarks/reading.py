@@ -31,7 +31,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.published.__main__ import SOLUTIONS, TEST, TRAIN, TRAIN_PROBLEMS, kept_solutions, pools_of
-from benchmarks.published.engines import MAX_SOLUTION_TOKENS, generator_settings, started_generator
+from benchmarks.published.engines import DTYPE, MAX_SOLUTION_TOKENS, generator_settings, started_generator
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.report import TEST_PROBLEMS
 from benchmarks.published.rows import Row, RowFile
@@ -173,7 +173,7 @@ async def read_side(
 
         async def work(problem: MathProblem) -> Row:
             row = await searched(problem, solutions[problem.id], settings, environment, engine)
-            return row | {"side": side}
+            return row | {"side": side, "dtype": DTYPE}
 
         def keep(row: Row) -> None:
             rows.append(row)
