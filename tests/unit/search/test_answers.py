@@ -19,6 +19,9 @@ from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker
 from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, boxed_answer, extract_answer
 from search.tools.latex import plain_latex
 
+QUADRATIC_S = 5.0
+"""Seconds of CPU that reading a hostile text in quadratic time would exceed, also on a fast processor."""
+
 
 @pytest.mark.parametrize(
     ("text", "answer"),
@@ -85,7 +88,7 @@ def test_extraction_from_hostile_texts_takes_linear_time(text: str) -> None:
     start = time.process_time()
     extract_answer(text)
     boxed_answer(text)
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < QUADRATIC_S
 
 
 @pytest.mark.parametrize(
@@ -231,7 +234,7 @@ def test_variants_of_an_answer_have_one_spelling(a: str, b: str) -> None:
 def test_hostile_answers_are_canonicalized_quickly(answer: str) -> None:
     start = time.process_time()
     canonical(answer)
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 1.0
 
 
 def test_groups_by_mathematical_equivalence(matcher: AnswerMatcher) -> None:
