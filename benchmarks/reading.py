@@ -62,10 +62,11 @@ CONTEXT_TOKENS = 4096
 ROWS = RESULTS / "reading"
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "select-8": {"strategy": "select", "n": 8, "contested": 1.0},
+    "select-8, one reader": {"strategy": "select", "n": 8, "contested": 1.0, "readers": 1},
     "fuse-8": {"strategy": "fuse", "n": 8, "rounds": 1},
     "refine-8": {"strategy": "refine", "n": 8, "depth": 1, "feedback": "none"},
 }
-ONLY_CHOOSING = ("select-8",)
+ONLY_CHOOSING = ("select-8", "select-8, one reader")
 """Sides whose answer is always one of the first solutions."""
 PROBLEMS = {TRAIN: TRAIN_PROBLEMS, TEST: TEST_PROBLEMS}
 """Number of problems that `benchmarks.published` has sampled."""
@@ -148,6 +149,8 @@ async def searched(
         "written_tokens": cost.generated_tokens - sum(sum(each["tokens"]) for each in kept[: settings["n"]]),
         "prompt_tokens": cost.context_prompt_tokens,
         "unread": cost.unread_sources,
+        "abstained": sum(each.chosen is None for each in outcome.reader_votes),
+        "replies": [each.text for each in outcome.reader_votes],
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -201,7 +204,8 @@ def results_of(side: str, pools: Mapping[str, Sequence[PoolSolution]], rows: Row
         pool = solutions[: SIDES[side]["n"]]
         row = rows.rows.get((problem, side))
         if row is not None:
-            costs = {name: row[name] for name in ("written_tokens", "prompt_tokens")}
+            costs = {name: row[name] for name in ("written_tokens", "prompt_tokens", "abstained")}
+            costs["readings"] = len(row["replies"])
             found[problem] = unread(pool)._replace(read=row["correct"], **costs)
         elif side in ONLY_CHOOSING and are_alike(each.correct for each in pool):
             found[problem] = unread(pool)
@@ -261,8 +265,9 @@ def card_of(side: str, results: Mapping[str, ReadProblem]) -> Row:
     if side not in ONLY_CHOOSING:
         return {}
     given = SIDES[side]
+    typed = ",".join(f"{name}={value}" for name, value in given.items() if name not in ("strategy", "contested"))
     try:
-        card = fit_reader_card([*results.values()], ReadingPlan(str(given["strategy"]), Plan(n=int(given["n"]))))
+        card = fit_reader_card([*results.values()], ReadingPlan(f"{given['strategy']}:{typed}", Plan()))
     except TooFewProblems as error:
         return {"card": str(error)}
     return {"card": card.model_dump(mode="json"), "verdict": card.verdict}

@@ -55,6 +55,8 @@ class ReaderCard(Record):
     """Share of the problems with a right solution."""
     solution_tokens: float = Field(ge=0)
     """Tokens of a problem's solutions, the mean."""
+    abstained: float | None = Field(None, ge=0, le=1)
+    """Share of the readers that named no solution that they were shown; None where readers do not choose."""
     readings: tuple[MeasuredReading, ...] = Field(min_length=1)
     """By rising ``contested``; the last one reads wherever two solutions differ."""
     use: int | None = Field(ge=0)
@@ -92,7 +94,8 @@ class ReaderCard(Record):
             f"and {best.pool:.1%} had a right solution; reading wrote {best.written_tokens:,.0f} tokens a problem, the "
             f"solutions {self.solution_tokens:,.0f}."
         )
-        return f"{self._outcome}: {found}. {picked}"
+        unusable = f" {self.abstained:.1%} of the readers named no solution they were shown." if self.abstained else ""
+        return f"{self._outcome}: {found}. {picked}{unusable}"
 
     @property
     def _outcome(self) -> str:

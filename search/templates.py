@@ -32,7 +32,8 @@ class Template(BaseModel):
     prompt: str = Field(
         max_length=MAX_PROMPT_CHARS,
         description="The user's message, with {question}, {candidates}, and {note} for what is known besides, such as "
-        "failed checks. A search without a note leaves {note} out, with the whitespace behind it.",
+        "failed checks. A search without a note leaves {note} out, with the whitespace behind it. {count} is how many "
+        "solutions are shown, and {last} the number of the last one.",
     )
     candidate: str = Field(
         "---- Solution {number} ----\n{text}",
@@ -79,7 +80,9 @@ class Template(BaseModel):
             for index, each in enumerate(shown)
         )
         prompt = self.prompt if note else _NOTE.sub("", self.prompt)
-        return _filled(prompt, question=question, candidates=candidates, note=note)
+        last = self.first + len(shown) - 1
+        values = {"question": question, "candidates": candidates, "note": note}
+        return _filled(prompt, **values, count=str(len(shown)), last=str(last))
 
     def chosen(self, reply: str, count: int) -> int | None:
         """The index of the solution that a reply chooses among ``count`` shown ones: the number behind the last
@@ -114,8 +117,8 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
             choice="Judgment:",
             candidate="Solution {number}: {text}",
             prompt="""\
-You will be given a problem followed by solutions that are numbered from 0. Your task is to systematically analyze \
-these solutions to identify the best one.
+You will be given a problem followed by {count} solutions. Your task is to systematically analyze these solutions to \
+identify the best one.
 
 Problem: {question}
 
@@ -132,9 +135,12 @@ different answers, and eliminate solutions with clear errors.
 and how they handle edge cases.
 3. Comparison: compare the viable solutions by the soundness and the clarity of their reasoning.
 
+Your response should include a brief analysis of conflicting answers, an evaluation of the sound solutions, why the \
+others are eliminated, and why you select the best one.
+
 End your evaluation with exactly:
 Judgment: [IDX]
-where IDX is the number of the best solution.""",
+where IDX is the index 0-{last} of the best solution.""",
         ),
         "fuse": Template(
             source="RSA, arXiv 2509.26626, appendix F",

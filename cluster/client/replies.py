@@ -75,6 +75,15 @@ class GroupedAnswer(BaseModel):
     """Score of the best path."""
 
 
+class ReaderChoice(BaseModel):
+    """What one reader of the solutions chose. Unknown fields are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    chosen: NodeId | None = None
+    """The last node of the solution; None if it named none that it was shown."""
+
+
 class SearchBlock(SearchCost):
     """The reply's ``search`` block: what the search did and what it cost. Unknown fields are kept."""
 
@@ -92,6 +101,7 @@ class SearchBlock(SearchCost):
     """The rule of the vote: ``weighted``, ``majority`` or ``naive``."""
     answers: tuple[GroupedAnswer, ...] = ()
     """All answers in the vote, by falling rank. Of very many the last are left out."""
+    readers: tuple[ReaderChoice, ...] = ()
     degraded: bool
 
     @property

@@ -45,6 +45,10 @@ class ReadProblem(NamedTuple):
     """Tokens that the readers wrote."""
     prompt_tokens: int = 0
     """Tokens of their prompts, each once."""
+    readings: int = 0
+    """Readers of a strategy whose readers choose a solution."""
+    abstained: int = 0
+    """Those of them that named no solution that they were shown."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ async def read_problem(problem: EvalProblem, reply: Completion, matcher: AnswerM
         solution_tokens=tokens,
         written_tokens=search.generated_tokens - tokens,
         prompt_tokens=search.context_prompt_tokens,
+        readings=len(search.readers),
+        abstained=sum(each.chosen is None for each in search.readers),
     )
 
 
@@ -145,6 +151,7 @@ def fit_reader_card(
             f"problems: {len(read)}, of which {undecided} have a right solution and another one; a card needs at least "
             f"{MIN_PROBLEMS} and {MIN_OPEN}"
         )
+    readings = sum(each.readings for each in read)
     name, n = str(reading.search["strategy"]), reading.search.get("n", reading.plan.n)
     settings = {key: value for key, value in reading.search.items() if key not in ("strategy", "contested")}
     return ReaderCard(
@@ -157,6 +164,7 @@ def fit_reader_card(
         vote=_share([each.vote for each in read]),
         pool=_share([each.in_pool for each in read]),
         solution_tokens=_share([each.solution_tokens for each in read]),
+        abstained=round(sum(each.abstained for each in read) / readings, DIGITS) if readings else None,
         readings=tuple(_measured(read, contested) for contested in THRESHOLDS),
         use=_recommended(read),
     )

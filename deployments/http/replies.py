@@ -98,6 +98,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             *_unread_notes(outcome),
             *_text_notes(outcome),
             *_context_notes(outcome),
+            *_reader_notes(outcome),
             *_hook_notes(outcome),
             *_tool_notes(outcome),
             *_cached_notes(outcome),
@@ -140,6 +141,13 @@ def _readers(outcome: SearchOutcome) -> Json:
     votes = outcome.reader_votes[:MAX_ANSWERS]
     read = [{"node": vote.reader, "chosen": vote.chosen, "text": vote.text[:MAX_READER_CHARS]} for vote in votes]
     return {"readers": read} if read else {}
+
+
+def _reader_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note if readers named none of the solutions that they were shown."""
+    abstained = sum(vote.chosen is None for vote in outcome.reader_votes)
+    shown = f"{abstained} of {len(outcome.reader_votes)}"
+    return [f"readers that named no solution they were shown: {shown}"] if abstained else []
 
 
 def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:

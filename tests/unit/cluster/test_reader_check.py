@@ -75,6 +75,14 @@ def test_few_problems_make_no_card() -> None:
         card_of(AGREED, problems(7, 0.4, False, True))
 
 
+def test_a_card_says_how_many_readers_named_no_solution() -> None:
+    silent = [each._replace(readings=4, abstained=3) for each in CONTESTED_WON[:10]]
+    card = card_of(AGREED, silent, [each._replace(readings=4) for each in CONTESTED_WON[10:]])
+    assert card.abstained == 0.375
+    assert card.verdict.endswith("37.5% of the readers named no solution they were shown.")
+    assert card_of(AGREED, CONTESTED_WON).abstained is None
+
+
 class Picks(SelfConsistency):
     """Stands for a strategy that reads its solutions."""
 
@@ -109,6 +117,7 @@ def test_the_command_compares_the_readers_with_the_vote_over_the_same_solutions(
     endpoint.broken_questions = {"broken?"}
     endpoint.trees = dict.fromkeys(questions, read_tree("2", "3", "3")) | {"0?": read_tree("2", "2.0", "3")}
     endpoint.block = {"generated_tokens": 22, "context_prompt_tokens": 50}
+    endpoint.block["readers"] = [{"chosen": [0], "text": "Judgment: 0"}, {"chosen": None, "text": "Judgment: 3"}]
     output, card_file = tmp_path / "out.json", tmp_path / "card.json"
     options = [
         "--strategy",
@@ -132,6 +141,7 @@ def test_the_command_compares_the_readers_with_the_vote_over_the_same_solutions(
     assert [(each.contested, each.problems) for each in card.readings] == [(0.35, 0), (0.5, 0), (0.7, 24), (1.0, 24)]
     assert (card.vote, card.best.read, card.best.contested) == (round(1 / 24, 4), 1.0, 0.7)
     assert (card.best.written_tokens, card.best.prompt_tokens) == (4.0, 50.0)
+    assert card.abstained == 0.5
     assert "picks helps with this model" in done.output
     assert "1 × " in done.output
     report = json.loads(output.read_text())

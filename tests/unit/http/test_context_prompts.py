@@ -106,6 +106,17 @@ async def test_solutions_that_do_not_fit_are_not_read_and_the_reply_says_so(matc
     assert note in reply.json()["search"]["notes"]
 
 
+async def test_readers_that_named_no_solution_are_told(matcher: AnswerMatcher) -> None:
+    asks = {"prompt": "{question} {candidates} {note}Best:", "candidate": "{number} {text}", "choice": "Best:"}
+    world = World(matcher, templates={"select": asks}, max_model_len=512)
+    world.generator.texts = TEXTS
+    search = {"strategy": "select", "n": 4, "contested": 1.0, "max_step_tokens": 8, "max_path_tokens": 8}
+    async with world.client as client:
+        told = (await client.post("/v1/chat/completions", json=chat(search=search))).json()["search"]
+    assert [each["chosen"] for each in told["readers"]] == [None] * 4
+    assert "readers that named no solution they were shown: 4 of 4" in told["notes"]
+
+
 async def test_an_answer_that_is_begun_cannot_be_read_and_written_again(matcher: AnswerMatcher) -> None:
     messages = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "It is"}]
     _, reply = await reply_of(matcher, 512, messages=messages, continue_final_message=True)

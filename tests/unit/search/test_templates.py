@@ -15,6 +15,19 @@ def test_a_prompt_shows_the_question_and_the_solutions_in_their_order() -> None:
     assert SHORT.text("Why?", ["so"], "Checks: none.") == "Q: Why?\n1) so\n\nChecks: none. Go."
 
 
+def test_a_prompt_can_say_how_many_solutions_it_shows_and_which_is_the_last() -> None:
+    counted = SHORT.model_copy(update={"prompt": "{count}, the last is {last}: {question}{candidates}{note}"})
+    assert counted.text("?", ["so", "no"]) == "2, the last is 2: ?1) so\n2) no"
+    assert counted.model_copy(update={"first": 0}).text("?", ["so"]) == "1, the last is 0: ?0) so"
+
+
+def test_readers_who_choose_are_told_the_numbers() -> None:
+    """As in the published prompt. Untold, a small model often answers with the number of solutions."""
+    text = TEMPLATES["select"].text("Why?", ["one", "two", "three"])
+    assert "followed by 3 solutions" in text
+    assert text.endswith("Judgment: [IDX]\nwhere IDX is the index 0-2 of the best solution.")
+
+
 def test_placeholders_in_questions_and_solutions_stay_as_they_are() -> None:
     text = SHORT.text("Fill {note} and {candidates}", ["{question} {number}"], "{text}.")
     assert text == "Q: Fill {note} and {candidates}\n1) {question} {number}\n\n{text}. Go."
