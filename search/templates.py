@@ -135,9 +135,6 @@ different answers, and eliminate solutions with clear errors.
 and how they handle edge cases.
 3. Comparison: compare the viable solutions by the soundness and the clarity of their reasoning.
 
-Your response should include a brief analysis of conflicting answers, an evaluation of the sound solutions, why the \
-others are eliminated, and why you select the best one.
-
 End your evaluation with exactly:
 Judgment: [IDX]
 where IDX is the index 0-{last} of the best solution.""",
