@@ -284,8 +284,8 @@ def until_first_program(text: str) -> str:
 
 
 def _solutions_of(row: Row, kept: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """All solutions of a problem. The row of the default prompt has only those that were written again, by their index;
-    the others are the kept ones."""
+    """All solutions of a problem. Under the default prompt a row holds only the solutions that were written again, by
+    index; the others are taken from ``kept``."""
     if row["side"] != UNASKED:
         found: Sequence[Mapping[str, Any]] = row["solutions"]
         return found

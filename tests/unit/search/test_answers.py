@@ -234,7 +234,7 @@ def test_variants_of_an_answer_have_one_spelling(a: str, b: str) -> None:
 def test_hostile_answers_are_canonicalized_quickly(answer: str) -> None:
     start = time.process_time()
     canonical(answer)
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 0.1
 
 
 def test_groups_by_mathematical_equivalence(matcher: AnswerMatcher) -> None:
