@@ -24,6 +24,8 @@ from pydantic_monty import (
     ResourceLimits,
 )
 
+from deployments.sandbox.gaps import Names, names_of, probe, with_wildcards
+
 CLOCK = datetime(2025, 1, 1, tzinfo=UTC)
 """What a program's clock says."""
 MAX_RECURSION = 1000
@@ -44,6 +46,9 @@ class Limits(NamedTuple):
     """Memory of a session, its state included."""
     output_chars: int = 10_000
     """Characters of the output that are kept; the rest is dropped, and the program goes on."""
+
+
+PROBE_LIMITS = Limits(seconds=60.0, output_chars=100_000)
 
 
 class End(StrEnum):
@@ -106,7 +111,7 @@ class Session:
         error: str | None = None
         ended = End.OK
         try:
-            await self._worker.feed_run(source, print_callback=printed.take)
+            await self._worker.feed_run(self._sandbox.with_wildcards(source), print_callback=printed.take)
         except MontyError as failure:
             ended, error = self._end(failure, time.perf_counter() - begin)
         seconds = time.perf_counter() - begin
@@ -154,9 +159,15 @@ class Sandbox:
         # The pool (pydantic-monty 1.4) loses workers where a checkout is cancelled, so none waits there.
         self._free = asyncio.Semaphore(workers)
         self._wait_s = wait_s
+        self._names: Names = {}
 
     async def __aenter__(self) -> Self:
         await self._pool.__aenter__()
+        (run,) = await self.run([probe()], PROBE_LIMITS)
+        if run.error:
+            await self.__aexit__()
+            raise RuntimeError(f"the interpreter does not tell which names its modules have: {run.error}")
+        self._names = names_of(run.output)
         return self
 
     async def __aexit__(self, *args: object) -> None:
@@ -183,6 +194,10 @@ class Sandbox:
         """
         async with self.session(limits, seed) as session:
             return [await session.run(source) for source in sources]
+
+    def with_wildcards(self, source: str) -> str:
+        """``source`` as the interpreter takes it; see `deployments.sandbox.gaps.with_wildcards`."""
+        return with_wildcards(source, self._names)
 
     async def take_worker(self, limits: Limits, seed: int) -> AsyncMontySession:
         """A free worker with a session of its own, to be given back.

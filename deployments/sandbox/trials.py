@@ -1,9 +1,8 @@
 """Trials of programs: a candidate runs in a session of its own, and the checks of its question after it."""
 
-import re
-import sys
 from typing import NamedTuple
 
+from deployments.sandbox.gaps import is_gap
 from deployments.sandbox.sandbox import End, Limits, Sandbox
 from search.answers.checks import Checks, Outcome, has_passed, shown
 
@@ -11,10 +10,6 @@ TOTAL = 4
 """Most time that all checks of a program may take together, as a multiple of the limit of one."""
 UNSURE = frozenset({End.TIME, End.CRASH})
 """Ends that another attempt may change."""
-_LACKING = re.compile(
-    r"NotImplementedError: The monty |(?:ModuleNotFoundError: No module named|AttributeError: module) '(?P<module>\w+)"
-)
-"""Errors by which the interpreter says that it lacks a statement, a module, or something of a module."""
 
 
 class Trial(NamedTuple):
@@ -55,12 +50,5 @@ async def try_program(sandbox: Sandbox, limits: Limits, program: str, checks: Ch
             else:
                 outcomes.append(Outcome("", failure))
     share = passed / len(checks.checks) if checks.checks else float(failure is None)
-    lacking = any(map(_is_lacking, (failure or "", *(outcome.error for outcome in outcomes))))
+    lacking = any(is_gap(error, program) for error in (failure or "", *(outcome.error for outcome in outcomes)))
     return Trial(tuple(outcomes), share, ended in UNSURE, lacking)
-
-
-def _is_lacking(error: str) -> bool:
-    """Whether Python itself would not have failed with this error. Python has no packages beside its own library
-    either."""
-    found = _LACKING.match(error)
-    return found is not None and (found["module"] is None or found["module"] in sys.stdlib_module_names)
