@@ -109,6 +109,12 @@ class Application:
         """Sum of the generator engines' own counters."""
         return sum(replica["generated_tokens"] for replica in self.status()["generator"])
 
+    def requested_tokens(self) -> int:
+        """Number of them that searches asked for. How many are written ahead in vain depends on how long rewards take,
+        and usage has none of them."""
+        self.wait_until_whole()  # what was written ahead is counted once it has ended
+        return sum(each["generated_tokens"] - each["ahead_unused_tokens"] for each in self.status()["generator"])
+
     def is_whole(self) -> bool:
         """Whether all replicas answer, nothing runs, and nothing is left over."""
         try:

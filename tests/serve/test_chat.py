@@ -15,9 +15,9 @@ def client(application: Application) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{application.url}/v1", api_key=application.key, max_retries=0)
 
 
-def test_plain_reply_counts_every_token_the_engines_generated(idle: Application, client: openai.OpenAI) -> None:
+def test_plain_reply_counts_every_token_that_was_requested(idle: Application, client: openai.OpenAI) -> None:
     problem = problems(1, seed=11)[0]
-    before = idle.generated_tokens()
+    before = idle.requested_tokens()
     reply = client.chat.completions.create(
         model="banyan-arithmetic",
         messages=[{"role": "user", "content": problem.text}],
@@ -28,7 +28,7 @@ def test_plain_reply_counts_every_token_the_engines_generated(idle: Application,
     assert reply.choices[0].finish_reason == "stop"
     usage = reply.usage
     assert usage is not None
-    assert usage.completion_tokens == idle.generated_tokens() - before > 0
+    assert usage.completion_tokens == idle.requested_tokens() - before > 0
     details = usage.completion_tokens_details
     assert details is not None
     assert details.reasoning_tokens is not None
@@ -38,7 +38,7 @@ def test_plain_reply_counts_every_token_the_engines_generated(idle: Application,
 
 def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -> None:
     problem = problems(1, seed=12, level=5)[0]
-    before = idle.generated_tokens()
+    before = idle.requested_tokens()
     started = time.monotonic()
     first_step_at = usage = search = None
     steps, content = [], ""
@@ -63,7 +63,7 @@ def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -
     assert search is not None
     assert usage is not None
     assert len(steps) == len(set(steps)) == search["scored_steps"] + search["repeated_steps"]
-    assert usage.completion_tokens == search["generated_tokens"] == idle.generated_tokens() - before
+    assert usage.completion_tokens == search["generated_tokens"] == idle.requested_tokens() - before
     # Live: relative to the request's own time, so that a slow machine changes nothing.
     assert first_step_at is not None
     assert first_step_at < total / 3
