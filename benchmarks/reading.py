@@ -64,10 +64,13 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
     "select-8": {"strategy": "select", "n": 8, "contested": 1.0},
     "select-8, one reader": {"strategy": "select", "n": 8, "contested": 1.0, "readers": 1},
     "fuse-8": {"strategy": "fuse", "n": 8, "rounds": 1},
+    "fuse-8, one synthesis": {"strategy": "fuse", "n": 8, "schedule": [8, 1]},
     "refine-8": {"strategy": "refine", "n": 8, "depth": 1, "feedback": "none"},
 }
 ONLY_CHOOSING = ("select-8", "select-8, one reader")
 """Sides whose answer is always one of the first solutions."""
+WITH_CARD = (*ONLY_CHOOSING, "fuse-8", "fuse-8, one synthesis")
+"""Sides that ``banyan check-select`` can measure."""
 PROBLEMS = {TRAIN: TRAIN_PROBLEMS, TEST: TEST_PROBLEMS}
 """Number of problems that `benchmarks.published` has sampled."""
 WIDTHS = (8, 16)
@@ -261,8 +264,8 @@ async def compared(gsm8k: Path) -> Row:
 
 
 def card_of(side: str, results: Mapping[str, ReadProblem]) -> Row:
-    """What ``banyan check-select`` would say; empty for a side that does more than choose."""
-    if side not in ONLY_CHOOSING:
+    """What ``banyan check-select`` would say; empty for a side that it cannot measure."""
+    if side not in WITH_CARD:
         return {}
     given = SIDES[side]
     typed = ",".join(f"{name}={value}" for name, value in given.items() if name not in ("strategy", "contested"))

@@ -5,7 +5,18 @@ from typing import Any
 
 from benchmarks.published.problems import MathProblem
 from benchmarks.published.strategies import PoolSolution
-from benchmarks.reading import KeptSolutions, are_alike, environment_of, figures_of, searched, steps_of, unread
+from benchmarks.reading import (
+    SIDES,
+    WITH_CARD,
+    KeptSolutions,
+    are_alike,
+    card_of,
+    environment_of,
+    figures_of,
+    searched,
+    steps_of,
+    unread,
+)
 from cluster.evaluation.reader_check import ReadProblem
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Child, ChildGroup, ExpandRequest
@@ -83,3 +94,12 @@ def test_a_side_is_compared_with_votes_on_its_own_problems() -> None:
     assert (found["written_tokens_where_read"], found["prompt_tokens_where_read"]) == (20, 300)
     assert (found["less majority"]["difference"], found["less majority"]["right"]) == (0.5, 0.5)
     assert found["less majority"]["tokens"] == 300
+
+
+def test_every_side_that_is_said_to_have_a_card_can_have_one() -> None:
+    read = ReadProblem(0.5, vote=False, read=True, in_pool=True)
+    for side in SIDES:
+        card = card_of(side, {str(number): read for number in range(40)})
+        assert bool(card) == (side in WITH_CARD), side
+        if card:
+            assert card["card"]["use"] is not None
