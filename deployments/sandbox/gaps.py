@@ -1,4 +1,8 @@
-"""What the interpreter of the sandbox lacks of Python: filled where the text of a program can, told apart elsewhere."""
+"""What the interpreter of the sandbox lacks of Python.
+
+Wildcard imports are written out before a program runs. An error for lack of something else is told from one that the
+program would have in Python, too.
+"""
 
 import builtins
 import re

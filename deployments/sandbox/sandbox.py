@@ -163,11 +163,14 @@ class Sandbox:
 
     async def __aenter__(self) -> Self:
         await self._pool.__aenter__()
-        (run,) = await self.run([probe()], PROBE_LIMITS)
-        if run.error:
+        try:
+            (run,) = await self.run([probe()], PROBE_LIMITS)
+            if run.error:
+                raise RuntimeError(f"the interpreter does not tell which names its modules have: {run.error}")
+            self._names = names_of(run.output)
+        except BaseException:
             await self.__aexit__()
-            raise RuntimeError(f"the interpreter does not tell which names its modules have: {run.error}")
-        self._names = names_of(run.output)
+            raise
         return self
 
     async def __aexit__(self, *args: object) -> None:

@@ -201,3 +201,11 @@ async def test_ten_thousand_programs_leave_nothing() -> None:
         assert len(own) <= 2
         assert all(worker.memory_info().rss < 200 * 2**20 for worker in own)
     assert {*workers()} <= {*before}
+
+
+async def test_a_sandbox_that_cannot_start_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = workers()
+    monkeypatch.setattr("deployments.sandbox.sandbox.probe", lambda: "1 / 0")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        await Sandbox(workers=1).__aenter__()
+    assert {*workers()} <= {*before}
