@@ -14,7 +14,8 @@ import asyncio
 import gzip
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -171,45 +172,76 @@ class Outcome(NamedTuple):
     picked: dict[str, float]
 
 
+class Programs(NamedTuple):
+    """What runs programs: as a reward model, and for votes."""
+
+    scorer: ExecutionScorer
+    answers: CodeAnswers
+
+
+@asynccontextmanager
+async def running_programs() -> AsyncIterator[Programs]:
+    """`Programs` with sandboxes of their own, which end with the context."""
+    settings = ExecutionSettings()
+    programs = Programs(ExecutionScorer(settings), CodeAnswers(settings.workers, settings.limits))
+    await programs.scorer.start()
+    try:
+        yield programs
+    finally:
+        await programs.scorer.close()
+        await programs.answers.aclose()
+
+
 async def outcomes_of(problems: Sequence[CodeProblem], rows: Mapping[Any, Row]) -> dict[str, Outcome]:
     """The outcome of each problem that has samples, by its id."""
     grades, slots = grade_file(), grading_slots()
-    settings = ExecutionSettings()
-    scorer, programs = ExecutionScorer(settings), CodeAnswers(settings.workers, settings.limits)
-    await scorer.start()
     found: dict[str, Outcome] = {}
-    for problem in problems:
-        if (row := rows.get((problem.id,))) is None:
-            continue
-        answers = [code_answer(text) for text in row["texts"]]
-        if (problem.id,) not in grades:
-            passed = [answer is not None and await problem.test.passes(answer, slots) for answer in answers]
-            grades.append({"problem": problem.id, "passed": passed})
-        right = grades.rows[problem.id,]["passed"]
-        scores, groups = await judged(problem, row["texts"], answers, scorer, programs)
-        found[problem.id] = Outcome(problem.checks is not None, picks(answers, scores, groups, right))
-    await scorer.close()
-    await programs.aclose()
+    async with running_programs() as programs:
+        for problem in problems:
+            if (row := rows.get((problem.id,))) is None:
+                continue
+            answers = [code_answer(text) for text in row["texts"]]
+            right = await grades_of(problem, answers, grades, slots)
+            scores, groups = await judged(problem, row["texts"], answers, programs)
+            found[problem.id] = Outcome(problem.checks is not None, picks(answers, scores, groups, right))
     return found
 
 
+async def grades_of(
+    problem: CodeProblem, answers: Sequence[str | None], grades: RowFile, slots: asyncio.Semaphore
+) -> list[bool]:
+    """Whether each sample of a problem passes the record's test: from the file, to which a new problem is added."""
+    if (problem.id,) not in grades:
+        grades.append({"problem": problem.id, "passed": await graded(problem, answers, slots)})
+    kept: list[bool] = grades.rows[problem.id,]["passed"]
+    return kept
+
+
+async def graded(problem: CodeProblem, answers: Sequence[str | None], slots: asyncio.Semaphore) -> list[bool]:
+    """Whether each program passes the record's test."""
+    return [answer is not None and await problem.test.passes(answer, slots) for answer in answers]
+
+
+async def rewards_of(problem: CodeProblem, texts: Sequence[str], scorer: ExecutionScorer) -> list[float]:
+    """The reward of the program in each text."""
+    items = tuple(ScoreItem((text,), 1, ended=True) for text in texts)
+    checks = problem.checks or Checks()
+    rows = await scorer.score(ScoreRequest(problem.id, problem.question, items, 600.0, checks=checks))
+    return [row[-1] for row in rows]
+
+
 async def judged(
-    problem: CodeProblem,
-    texts: Sequence[str],
-    answers: Sequence[str | None],
-    scorer: ExecutionScorer,
-    programs: CodeAnswers,
+    problem: CodeProblem, texts: Sequence[str], answers: Sequence[str | None], programs: Programs
 ) -> tuple[list[float], list[int | None]]:
     """The reward of each sample, and the number of its group. Samples with the same behavior form a group."""
-    checks = problem.checks or Checks()
-    items = tuple(ScoreItem((text,), 1, ended=True) for text in texts)
-    rows = await scorer.score(ScoreRequest(problem.id, problem.question, items, 600.0, checks=checks))
+    rewards = await rewards_of(problem, texts, programs.scorer)
     given = [answer for answer in answers if answer is not None]
-    shared = SearchEnvironment(None, scorer, 0, None)  # type: ignore[arg-type]  # nothing is searched
-    grouping = await programs.environment(shared, checks, SearchTree()).matcher.grouping(given)
+    shared = SearchEnvironment(None, programs.scorer, 0, None)  # type: ignore[arg-type]  # nothing is searched
+    voting = programs.answers.environment(shared, problem.checks or Checks(), SearchTree())
+    grouping = await voting.matcher.grouping(given)
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     group_of = {answered[member]: number for number, members in enumerate(grouping.groups) for member in members}
-    return [row[-1] for row in rows], [group_of.get(index) for index in range(len(answers))]
+    return rewards, [group_of.get(index) for index in range(len(answers))]
 
 
 def picks(

@@ -48,6 +48,7 @@ from search.prompt import Prompt
 from search.run.environment import SearchEnvironment, are_same
 from search.run.runner import run_search
 from search.settings import parse_search
+from search.strategies.catalog import STRATEGIES
 from search.strategies.reading import fuse
 from search.strategies.reading.draws import prefix_order
 from search.templates import TEMPLATES, composed
@@ -69,8 +70,6 @@ SIDES: Mapping[str, Mapping[str, Any]] = {
 }
 ONLY_CHOOSING = ("select-8", "select-8, one reader")
 """Sides whose answer is always one of the first solutions."""
-WITH_CARD = (*ONLY_CHOOSING, "fuse-8", "fuse-8, one synthesis")
-"""Sides that ``banyan check-select`` can measure."""
 PROBLEMS = {TRAIN: TRAIN_PROBLEMS, TEST: TEST_PROBLEMS}
 """Number of problems that `benchmarks.published` has sampled."""
 WIDTHS = (8, 16)
@@ -264,10 +263,10 @@ async def compared(gsm8k: Path) -> Row:
 
 
 def card_of(side: str, results: Mapping[str, ReadProblem]) -> Row:
-    """What ``banyan check-select`` would say; empty for a side that it cannot measure."""
-    if side not in WITH_CARD:
-        return {}
+    """What ``banyan check-select`` would say; empty for a strategy without `contested`, which it cannot measure."""
     given = SIDES[side]
+    if "contested" not in STRATEGIES[given["strategy"]].model_fields:
+        return {}
     typed = ",".join(f"{name}={value}" for name, value in given.items() if name not in ("strategy", "contested"))
     try:
         card = fit_reader_card([*results.values()], ReadingPlan(f"{given['strategy']}:{typed}", Plan()))
