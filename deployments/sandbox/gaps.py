@@ -115,7 +115,7 @@ def is_gap(error: str, program: str) -> bool:
 
 
 def _has(module: str, name: str) -> bool:
-    """Whether a module of Python has the name; of those that are not in `MODULES` it is taken for granted."""
+    """Whether a module of Python has the name. Modules outside `MODULES` are not imported to look: any name counts."""
     if module in MODULES:
         return hasattr(import_module(module), name)
     return module in sys.stdlib_module_names
