@@ -21,7 +21,7 @@ import psutil
 import typer
 from rich.console import Console
 
-from benchmarks.processes import engines_of, role_of
+from benchmarks.processes import engines_of, has_ended, role_of
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.token import ensure_token
@@ -167,7 +167,7 @@ async def lose(http: httpx.AsyncClient, problems: Sequence[Problem], part: str, 
             engine.send_signal(signal.SIGSTOP)
         else:
             victim.send_signal(signal.SIGKILL)
-        await until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE, "the replica's end")
+        await until(lambda: has_ended(victim), "the replica's end")
         gone = time.monotonic()
         await until(lambda: is_whole(http, part, wanted), "another in its place")
         back = time.monotonic()

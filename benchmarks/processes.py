@@ -39,9 +39,32 @@ def this_and_below() -> list[psutil.Process]:
 
 
 def engines_of(replica: psutil.Process) -> list[psutil.Process]:
-    """The engine processes of a replica: spawned, so its descendants, or forked by a template and watched by it."""
-    found = [*replica.children(recursive=True), *map(psutil.Process, watched_by(replica.pid))]
+    """The engine processes of a replica: spawned, so its descendants, or forked by a template and watched by it. None
+    if it has ended."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        found += replica.children(recursive=True)
+    for pid in watched_by(replica.pid):
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
     return [each for each in found if _is_engine(each)]
+
+
+def children_named(name: str) -> list[psutil.Process]:
+    """Processes of this name that this process has started and that have not ended."""
+    found = []
+    for each in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if each.name() == name and not has_ended(each):
+                found.append(each)
+    return found
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone or a zombie. It may end between any two questions that are put to it."""
+    with suppress(psutil.NoSuchProcess):
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True
 
 
 def watched_by(pid: int) -> set[int]:

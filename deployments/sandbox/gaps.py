@@ -43,7 +43,7 @@ _WILDCARD = re.compile(
     r"(?m)(?P<begin>^|;)(?P<space>[^\S\n]*)from[^\S\n]+(?P<module>\w+(?:\.\w+)*)[^\S\n]+import[^\S\n]*\*"
 )
 _ERROR = re.compile(
-    r"(?P<statement>NotImplementedError: The monty )"
+    r"(?P<own>NotImplementedError: The monty |RuntimeError: Internal error in monty: )"
     r"|NameError: name '(?P<name>\w+)' is not defined"
     r"|ModuleNotFoundError: No module named '(?P<missing>\w+)"
     r"|ImportError: cannot import name '(?P<imported>\w+)' from '(?P<source>\w+)'"

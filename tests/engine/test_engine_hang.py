@@ -12,7 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from benchmarks.processes import engines_of
+from benchmarks.processes import engines_of, has_ended
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.scoring import ScoringEngine
@@ -51,7 +51,7 @@ class Stoppable:
     async def is_found(self) -> None:
         """Waits until the engine's process is gone; the engine then counts as dead."""
         async with asyncio.timeout(FOUND_S):
-            while self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE:
+            while not has_ended(self.process):
                 await asyncio.sleep(0.1)
         with pytest.raises(self.engine.failure, match="hangs"):
             self.engine.check_alive()

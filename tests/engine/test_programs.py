@@ -7,11 +7,11 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import pytest_asyncio
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.processes import children_named
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
@@ -81,7 +81,7 @@ async def shared_writer(tmp_path_factory: Any) -> AsyncIterator[Writer]:
     yield Writer(engine, tokenizer)
     await stop(engine)
     async with asyncio.timeout(SETTLE_S):
-        while [child for child in psutil.Process().children() if child.name() == "monty"]:
+        while children_named("monty"):
             await asyncio.sleep(0.01)
 
 

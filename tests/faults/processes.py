@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import psutil
 
-from benchmarks.processes import engines_of
+from benchmarks.processes import engines_of, has_ended
 
 PID = re.compile(r"(?<=[_-])\d{2,7}(?=[_-])")
 SHARED_MEMORY = Path("/dev/shm")
@@ -48,14 +48,7 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
     """The processes that still run: neither gone, nor zombies, nor another process with the same pid."""
-    return [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return psutil.STATUS_ZOMBIE
+    return [each for each in processes if not has_ended(each)]
 
 
 def shared_memory() -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import psutil
 import pytest
 
+from benchmarks.processes import has_ended
 from deployments.config import AppConfig
 from deployments.engines.programs import ProgramRun, ProgramRunner
 from search.answers.programs import output_block, program_answer
@@ -22,7 +23,7 @@ async def runner() -> AsyncIterator[ProgramRunner]:
     yield runner
     runner.close()
     async with asyncio.timeout(30):
-        while any(child.status() != psutil.STATUS_ZOMBIE for child in {*psutil.Process().children()} - before):
+        while not all(map(has_ended, {*psutil.Process().children()} - before)):
             await asyncio.sleep(0.01)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
+from benchmarks.processes import children_named, has_ended
 from deployments.sandbox import End, Limits, Sandbox, SandboxBusy
 
 LIMITS = Limits(seconds=0.3, memory_bytes=32 * 2**20, output_chars=100)
@@ -24,8 +25,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 def workers() -> list[psutil.Process]:
     """The worker processes of all sandboxes here that still run."""
-    children = psutil.Process().children()
-    return [each for each in children if each.name() == "monty" and each.status() != psutil.STATUS_ZOMBIE]
+    return children_named("monty")
 
 
 async def _run(sandbox: Sandbox, source: str, limits: Limits = LIMITS) -> tuple[End, str, str | None]:
@@ -162,7 +162,7 @@ async def test_whoever_leaves_ends_the_program() -> None:
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        while not has_ended(worker):
             await asyncio.sleep(0.01)
         [run] = await sandbox.run(["print(1)"], LIMITS)
         assert run.output == "1\n"

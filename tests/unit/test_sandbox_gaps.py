@@ -86,6 +86,8 @@ def test_wildcards_are_found_in_linear_time(line: str) -> None:
         ("from collections import *\ndef f(): return OrderedDict()", True),
         ("class A: pass\nclass B(A): pass\ndef f(): return 1", True),
         ("def f():\n    x = [1]\n    del x[0]", True),
+        ("def f():\n    try:\n        raise ValueError('a', 1)\n    except ValueError:\n        return 1", True),
+        ("def f(): return KeyError(1).args[0]", True),
         # Python would fail with these, too.
         ("import math\ndef f(): return math.square(2)", False),
         ("from math import square\ndef f(): return 1", False),
@@ -98,6 +100,8 @@ def test_wildcards_are_found_in_linear_time(line: str) -> None:
         ("def f(): return undefined", False),
         ("def f(): raise NotImplementedError('The solution is missing')", False),
         ("def f(): return [1][2]", False),
+        ("def f(): raise ValueError('a')", False),
+        ("def f(): raise RuntimeError", False),
     ],
 )
 async def test_what_python_would_run_is_told_from_what_it_would_not(

@@ -7,6 +7,7 @@ import time
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
+from benchmarks.processes import has_ended
 from cluster.launch import processes
 from cluster.launch.processes import no_process_left
 
@@ -37,9 +38,9 @@ def test_an_orphan_that_ignores_sigterm_is_killed_and_no_other_process(monkeypat
             parent.stdout.close()
             assert orphan.is_running()
         deadline = time.monotonic() + 5
-        while orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        while not has_ended(orphan) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert has_ended(orphan)
         assert bystander.poll() is None
     finally:
         bystander.kill()
