@@ -428,6 +428,15 @@ class ControllerSettings(Settings):
         catalog_of(paths)
         return paths
 
+    @field_validator("templates")
+    @classmethod
+    def _are_read(cls, templates: dict[str, Template], info: ValidationInfo) -> dict[str, Template]:
+        """Only strategies of one's own may read other templates than the default ones."""
+        unknown = [name for name in templates if name not in TEMPLATES]
+        if unknown and not info.data.get("strategies", True):
+            raise ValueError(f"{unknown[0]}: no strategy reads it; there are: {', '.join(TEMPLATES)}")
+        return templates
+
     @field_validator("answer_extractor", "step_clusters")
     @classmethod
     def _is_a_function(cls, path: str | None) -> str | None:

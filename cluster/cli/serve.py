@@ -80,7 +80,7 @@ def serve_until_interrupted(options: Options, console: Console) -> None:
         question = EXAMPLE if backend is None else WORD_PROBLEM
         with status, serving(given, tell, options.dashboard, store_bytes) as running:
             status.stop()
-            if warning := card_warning(given):
+            for warning in card_warnings(given):
                 console.print(Text(warning), style="yellow", soft_wrap=True)
             model = _model(running.url, options.api_key)
             console.print(welcome(running, model, search, question), soft_wrap=True)
@@ -118,13 +118,14 @@ def welcome(running: Running, model: str, search: Mapping[str, Any] = BEAM, ques
     return text
 
 
-def card_warning(config: dict[str, Any]) -> str | None:
-    """What the card of the configured reward model says, if it was measured to be worth nothing."""
+def card_warnings(config: dict[str, Any]) -> list[str]:
+    """What the cards of the configured reward model and reader say, where they were measured to be worth nothing."""
     try:
-        card = app_config(config).prm.card
+        configured = app_config(config)
     except LaunchError:  # another application than Banyan's
-        return None
-    return None if card is None or card.helps else card.verdict
+        return []
+    cards = (configured.prm.card, configured.controller.reader_card)
+    return [card.verdict for card in cards if card is not None and not card.helps]
 
 
 def _model(url: str, api_key: str | None) -> str:

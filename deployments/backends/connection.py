@@ -1,7 +1,6 @@
 """Searches of this process over a model that another server serves: a library, without a server of Banyan's own."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,11 +8,11 @@ from uuid import uuid4
 
 from deployments.backends.capabilities import Capabilities
 from deployments.backends.generator import UrlGenerator
+from deployments.backends.messages import MessageEncoder
 from deployments.backends.models import CONTEXT_TOKENS
 from deployments.backends.pool import Pool
 from deployments.backends.probing import asked
 from deployments.backends.settings import VOTE, BackendSettings
-from deployments.backends.usage import estimated_tokens
 from search.answers.equivalence import AnswerMatcher
 from search.ports import StepScorer
 from search.prompt import Prompt
@@ -22,6 +21,7 @@ from search.run.environment import Fallback, SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
+from search.templates import TEMPLATES, composed
 
 
 class Connection:
@@ -46,15 +46,13 @@ class Connection:
             SearchError: the search ended without an answer.
         """
         settings = parse_search(dict(search))
-        if settings.strategy.needs_rewards and not self._has_rewards:
-            raise ValueError(f"strategy: {settings.strategy.name} needs rewards: connect with a scorer")
+        if settings.strategy.is_scored and not self._has_rewards:
+            raise ValueError(f"strategy: {settings.strategy.needs}: connect with a scorer")
         if lack := self.capabilities.lacks(settings):
             raise ValueError(lack)
         chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
-        messages = json.dumps(chat)
-        prompt = Prompt(messages=messages, counted=estimated_tokens(messages))
-        text = str(chat[-1]["content"])
-        return await run_search(text, prompt, settings, self.environment, search_id=uuid4().hex)
+        prompt, text = _prompt(chat), str(chat[-1]["content"])
+        return await run_search(text, prompt, settings, self.environment, search_id=uuid4().hex, messages=chat)
 
 
 @asynccontextmanager
@@ -88,12 +86,22 @@ async def connect(
             context_tokens=context,
             matcher=matcher,
             fallback=Fallback.NEUTRAL if scorer else Fallback.FAIL,
+            compose=_context,
             thinking_context=context if can.thinks else 0,
         )
         yield Connection(can, environment, scorer is not None)
     finally:
         matcher.close()
         await pool.aclose()
+
+
+def _prompt(chat: Sequence[Mapping[str, Any]]) -> Prompt:
+    return MessageEncoder(thinks=False).prompt(chat)
+
+
+def _context(chat: Sequence[Mapping[str, Any]], template: str, shown: Sequence[str], note: str) -> Prompt:
+    """The prompt of a chat in which the model reads solutions; see `SearchEnvironment.compose`."""
+    return _prompt(composed(chat, TEMPLATES[template], shown, note))
 
 
 async def _found(settings: BackendSettings, model: str | None, known: Capabilities | None) -> Capabilities:

@@ -80,7 +80,7 @@ class Strategy(BaseModel, ABC):
     answers_at_once: ClassVar[bool] = False
     """Whether every solution is written by one request from the prompt alone, and reads no other."""
     needs_rewards: ClassVar[bool] = True
-    """Whether steps are scored by the process reward model at all, unless settings say otherwise (``is_scored``)."""
+    """Whether steps are scored by the process reward model, unless settings say otherwise (``is_scored``)."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Short names in model aliases: ``beam`` for ``beam_search``."""
 
@@ -137,6 +137,11 @@ class Strategy(BaseModel, ABC):
     def is_scored(self) -> bool:
         """Whether the steps of this search are scored."""
         return self.needs_rewards
+
+    @property
+    def needs(self) -> str:
+        """Says in a refusal that it needs rewards, and whether with other settings it would not."""
+        return f"{self.name} needs rewards{'' if self.needs_rewards else ' with these settings'}"
 
     @property
     def needs_logprobs(self) -> bool:

@@ -6,6 +6,7 @@ import time
 import openai
 import pytest
 
+from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
 from tests.serve.application import BEAM, Application, problems, request
 
@@ -128,7 +129,7 @@ def test_every_strategy_answers(idle: Application, strategy: str) -> None:
     assert reply["search"]["strategy"] == strategy
     assert reply["search"]["stop_reason"] == "finished"
     assert reply["search"]["answer"] is not None
-    assert (reply["search"]["prm_calls"] > 0) == STRATEGIES[strategy].needs_rewards
+    assert (reply["search"]["prm_calls"] > 0) == parse_search(search).strategy.is_scored
 
 
 def test_log_probabilities_are_returned_on_request_and_change_nothing(idle: Application) -> None:

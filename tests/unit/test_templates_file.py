@@ -1,28 +1,36 @@
 """Templates of an operator's own, in the settings."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
 from deployments.config import ControllerSettings
+from search.strategies.reading.select import Select
 from search.templates import TEMPLATES, Template
 from tests.unit.documentation.pages import ROOT
 
 OWN = {"prompt": "{question} {candidates} {note}", "candidate": "{text}"}
 
 
-def settings(templates: Any) -> ControllerSettings:
-    return ControllerSettings.model_validate({"templates": templates})
+class Debate(Select):
+    """A strategy of an operator's own, which may read a template of its own."""
+
+    name: Literal["debate"] = "debate"  # type: ignore[assignment]
+
+
+def settings(templates: Any, *strategies: str) -> ControllerSettings:
+    return ControllerSettings.model_validate({"templates": templates, "strategies": strategies})
 
 
 def test_a_file_replaces_the_templates_that_it_names(tmp_path: Path) -> None:
     file = tmp_path / "templates.yaml"
     file.write_text(yaml.safe_dump({"fuse": OWN, "debate": OWN}))
-    read = settings(str(file))
-    assert read == settings({"fuse": OWN, "debate": OWN})
+    debate = f"{__name__}:Debate"
+    read = settings(str(file), debate)
+    assert read == settings({"fuse": OWN, "debate": OWN}, debate)
     assert read == ControllerSettings.model_validate(read.model_dump()), "the texts travel, not the path"
     own = Template.model_validate(OWN)
     assert read.known_templates == {**TEMPLATES, "fuse": own, "debate": own}
@@ -44,6 +52,7 @@ def test_the_example_of_the_docs_is_one() -> None:
     [
         ({"fuse": {"prompt": "{question} {note}"}}, ("templates", "fuse", "prompt"), "{candidates} once, not 0 times"),
         ({"fuse": OWN | {"promt": "x"}}, ("templates", "fuse", "promt"), "Extra inputs are not permitted"),
+        ({"debate": OWN}, ("templates",), "debate: no strategy reads it; there are: select, fuse, refine, critique"),
         ({"select": OWN}, ("templates",), "select.choice: must be the text before the number"),
         ("/nowhere/templates.yaml", ("templates",), "cannot be read: No such file or directory"),
     ],

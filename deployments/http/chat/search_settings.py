@@ -88,8 +88,8 @@ class SettingsResolver:
 
     def _lack(self, settings: SearchSettings) -> str | None:
         """Why a search cannot be run here, beginning with the setting's name; None if it can."""
-        if settings.strategy.needs_rewards and not self._has_rewards:
-            return f"strategy: {settings.strategy.name} needs rewards, and there is no reward model (prm)"
+        if settings.strategy.is_scored and not self._has_rewards:
+            return f"strategy: {settings.strategy.needs}, and there is no reward model (prm)"
         return self._backend.lacks(settings) if self._backend is not None else None
 
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:

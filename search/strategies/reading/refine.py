@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -33,8 +33,6 @@ class Refine(ReadingRounds):
     A chain goes on from its best solution, the last one where nothing is scored, and answers with it. It ends early at
     a solution with score 1. The checks of programs are told with every feedback.
     """
-
-    needs_rewards: ClassVar[bool] = True
 
     name: Literal["refine"] = "refine"
     n: Width = Field(4, description="Number of chains.")

@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,28 @@ async def test_a_search_that_needs_rewards_needs_a_scorer() -> None:
                 await backend.answer(QUESTION, beam)
         async with connect(url, scorer=FakeScorer()) as backend:
             assert (await backend.answer(QUESTION, beam)).cost.prm_calls > 0
+
+
+READING = (
+    {"strategy": "select", "n": 8, "contested": 1.0, "readers": 2},
+    {"strategy": "fuse", "schedule": [3, 2]},
+    {"strategy": "refine", "n": 2, "depth": 1, "feedback": "critique", "selection": "majority"},
+)
+
+
+@pytest.mark.usefixtures("no_formulas")
+@pytest.mark.parametrize("search", READING, ids=lambda search: search["strategy"])
+async def test_solutions_are_read_in_their_chat_without_a_scorer(search: dict[str, Any]) -> None:
+    server = TextModel()
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    async with server.served() as pool, connect(pool.status()[0].url) as backend:
+        server.bodies.clear()
+        outcome = await backend.answer(chat, search | {"seed": 3})
+    assert outcome.cost.contexts > 0
+    assert outcome.cost.prm_calls == 0
+    shown = [body["messages"] for body in server.bodies if body["messages"] != chat]
+    assert len(shown) >= outcome.cost.contexts
+    assert all(system == chat[0] and QUESTION in read["content"] for system, read in shown)
 
 
 @pytest.mark.usefixtures("no_formulas")

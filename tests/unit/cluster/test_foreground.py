@@ -25,7 +25,7 @@ from endpoint_stand_in import listening
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.cli.serve import card_warning, command, welcome
+from cluster.cli.serve import card_warnings, command, welcome
 from cluster.launch import application, ray_runtime
 from cluster.launch.application import Running, url_of
 from cluster.launch.config_file import BUILDER
@@ -65,10 +65,10 @@ def test_serve_warns_of_a_reward_model_that_is_worth_nothing(tmp_path: Path) -> 
 
     file = tmp_path / "card.json"
     file.write_text(worthless_card().model_dump_json())
-    assert card_warning(served_with({"card": str(file)})) == worthless_card().verdict
-    assert card_warning(served_with({"card": "embedded:prm"})) is None
-    assert card_warning(served_with({})) is None
-    assert card_warning({"applications": [{"import_path": "another:app"}]}) is None
+    assert card_warnings(served_with({"card": str(file)})) == [worthless_card().verdict]
+    assert card_warnings(served_with({"card": "embedded:prm"})) == []
+    assert card_warnings(served_with({})) == []
+    assert card_warnings({"applications": [{"import_path": "another:app"}]}) == []
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from pydantic import Field, ValidationError
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
+from cluster.cli.serve import card_warnings
 from cluster.evaluation.card_fit import TooFewProblems
 from cluster.evaluation.loop import Plan
 from cluster.evaluation.reader_check import ReadingPlan, ReadProblem, fit_reader_card
+from cluster.launch.config_file import BUILDER
 from deployments.config import AppConfig
 from search.reader_card import ReaderCard
 from search.strategies.solutions.self_consistency import SelfConsistency
@@ -177,6 +179,15 @@ def test_a_card_decides_where_votes_are_contested_and_warns_where_reading_is_not
     note = worthless.note(picks)
     assert note is not None
     assert note.startswith("Not recommended with this model: the majority of 8 was right in 80.0%, picks in ")
+
+
+def test_serve_warns_of_reading_that_is_worth_nothing() -> None:
+    helping, worthless = (card_of(AGREED, won, CONTESTED_WON) for won in (CLEAR_LOST, problems(40, 0.4, True, False)))
+    served = [
+        {"applications": [{"import_path": BUILDER, "args": {"controller": {"reader_card": card.model_dump()}}}]}
+        for card in (helping, worthless)
+    ]
+    assert [card_warnings(each) for each in served] == [[], [worthless.verdict]]
 
 
 def test_a_card_is_read_where_settings_are_checked(tmp_path: Path) -> None:

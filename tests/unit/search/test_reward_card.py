@@ -85,7 +85,8 @@ def test_a_card_decides_votes_over_whole_solutions_alone() -> None:
 
 
 def test_searches_that_score_get_the_note_of_a_reward_model_that_is_worth_nothing() -> None:
-    noted = {name: card(None).note(parse_search({"strategy": name}).strategy) for name in STRATEGIES}
+    strategies = {name: parse_search({"strategy": name}).strategy for name in STRATEGIES}
+    noted = {name: card(None).note(strategy) for name, strategy in strategies.items()}
     assert noted["greedy"] is None
     assert noted["self_consistency"] is None
     assert noted["beam_search"] == (
@@ -93,7 +94,7 @@ def test_searches_that_score_get_the_note_of_a_reward_model_that_is_worth_nothin
         "reward in 30.0% (difference -8.0 points, 95% interval -12.0 to -4.0), on 200 problems with g; "
         "strategy self_consistency needs no rewards"
     )
-    assert all(note for name, note in noted.items() if STRATEGIES[name].needs_rewards)
+    assert all(note for name, note in noted.items() if strategies[name].is_scored)
     naive = parse_search({"strategy": "best_of_n", "selection": "naive"}).strategy
     assert "the solution with the highest last reward in 30.0%" in (card(None).note(naive) or "")
     assert all(card(1, GAIN).note(parse_search({"strategy": name}).strategy) is None for name in STRATEGIES)
