@@ -19,6 +19,7 @@ CONVERSATION = "The conversation above."
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _NOTE = re.compile(r"\{note\}\s*")
+_NUMBER = re.compile(r"(?:[^\w\n]|\\boxed){0,8}(?<![-\u2212])(\d{1,6})\b")
 
 Message: TypeAlias = Mapping[str, Any]
 """A message of a chat: ``role``, ``content``, and what it has of tools."""
@@ -67,6 +68,8 @@ class Template(BaseModel):
 
     @model_validator(mode="after")
     def _asks_for_the_choice(self) -> Self:
+        if self.choice and not _plain(self.choice).strip():
+            raise ValueError(f"choice: must be a text, not {self.choice!r}")
         if self.choice and self.choice not in self.prompt:
             raise ValueError(f"choice: the prompt does not ask for {self.choice!r}")
         if self.choice and "{number}" not in self.candidate:
@@ -86,13 +89,13 @@ class Template(BaseModel):
 
     def chosen(self, reply: str, count: int) -> int | None:
         """The index of the solution that a reply chooses among ``count`` shown ones: the number behind the last
-        ``choice`` in it. None if there is no such number, or no solution has it."""
+        ``choice`` in it, bold or not. None if there is none behind that, or no solution has it."""
         if not self.choice:
             return None
-        words = r"\s+".join(map(re.escape, self.choice.split()))
-        plain = reply.replace("*", "")
-        numbers = re.findall(rf"{words}(?:[^\w\n]|\\boxed){{0,8}}(\d{{1,6}})\b", plain, re.IGNORECASE)
-        index = int(numbers[-1]) - self.first if numbers else -1
+        words = r"\s+".join(map(re.escape, _plain(self.choice).split()))
+        behind = re.split(words, _plain(reply), flags=re.IGNORECASE)[1:]
+        number = _NUMBER.match(behind[-1]) if behind else None
+        index = int(number[1]) - self.first if number else -1
         return index if 0 <= index < count else None
 
 
@@ -102,6 +105,10 @@ def composed(messages: Sequence[Message], template: Template, shown: Sequence[st
     if last["role"] == "user":
         return [*earlier, {**last, "content": template.text(last["content"], shown, note)}]
     return [*messages, {"role": "user", "content": template.text(CONVERSATION, shown, note)}]
+
+
+def _plain(text: str) -> str:
+    return text.replace("*", "")
 
 
 def _filled(template: str, **values: str) -> str:

@@ -21,12 +21,14 @@ from cluster.evaluation.search_field import SearchFieldError, catalog_for, searc
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.reader_card import MeasuredReading, ReaderCard
+from search.settings import parse_search
+from search.strategies.base import Strategy
+from search.strategies.reading.fuse import Fuse
+from search.strategies.reading.rounds import ReadingRounds
 from search.training_data import answers_of
 
 THRESHOLDS = (0.35, 0.5, 0.7, 1.0)
 """Values of ``contested`` that are compared. The last one has every problem read whose solutions differ."""
-USE_CONFIDENCE = 1 - (1 - CONFIDENCE) / len(THRESHOLDS)
-"""Of the interval by which one of them is recommended; Bonferroni's, as for the votes of a reward model."""
 
 
 class ReadProblem(NamedTuple):
@@ -72,6 +74,25 @@ class ReadingPlan:
         if "contested" not in catalog_for(self.strategy)[str(given["strategy"])].model_fields:
             raise SearchFieldError(f"{self.strategy}: is no strategy that reads its solutions where they are contested")
         return given | {"contested": 1.0}
+
+    @property
+    def _strategy(self) -> Strategy:
+        return parse_search(self.search, catalog_for(self.strategy)).strategy
+
+    @property
+    def samples(self) -> int:
+        """Number of solutions that vote before any is read."""
+        strategy = self._strategy
+        if isinstance(strategy, ReadingRounds):
+            return strategy.first_round
+        return int(str(self.search.get("n", self.plan.n)))
+
+    @property
+    def thresholds(self) -> Sequence[float]:
+        """The values of ``contested`` that one search tells about. ``fuse`` compares each further round with it, too:
+        with several, a search with a lower one is another search."""
+        strategy = self._strategy
+        return THRESHOLDS[-1:] if isinstance(strategy, Fuse) and len(strategy.sizes) > 2 else THRESHOLDS
 
 
 OnRead = Callable[[ReadProblem | None, str | None], None]
@@ -152,21 +173,20 @@ def fit_reader_card(
             f"{MIN_PROBLEMS} and {MIN_OPEN}"
         )
     readings = sum(each.readings for each in read)
-    name, n = str(reading.search["strategy"]), reading.search.get("n", reading.plan.n)
     settings = {key: value for key, value in reading.search.items() if key not in ("strategy", "contested")}
     return ReaderCard(
-        strategy=name,
+        strategy=str(reading.search["strategy"]),
         settings=settings,
         generator=generator,
         source=source,
         problems=len(read),
-        samples=int(str(n)),
+        samples=reading.samples,
         vote=_share([each.vote for each in read]),
         pool=_share([each.in_pool for each in read]),
         solution_tokens=_share([each.solution_tokens for each in read]),
         abstained=round(sum(each.abstained for each in read) / readings, DIGITS) if readings else None,
-        readings=tuple(_measured(read, contested) for contested in THRESHOLDS),
-        use=_recommended(read),
+        readings=tuple(_measured(read, contested) for contested in reading.thresholds),
+        use=_recommended(read, reading.thresholds),
     )
 
 
@@ -184,14 +204,15 @@ def _measured(read: Sequence[ReadProblem], contested: float) -> MeasuredReading:
     )
 
 
-def _recommended(read: Sequence[ReadProblem]) -> int | None:
+def _recommended(read: Sequence[ReadProblem], thresholds: Sequence[float]) -> int | None:
     """Index of the threshold to use; None: the vote alone. The one that reads least which no other is better than by
     more than chance."""
     use, best = None, [each.vote for each in read]
-    for index, contested in enumerate(THRESHOLDS):
+    confidence = 1 - (1 - CONFIDENCE) / len(thresholds)  # Bonferroni's, as for the votes of a reward model
+    for index, contested in enumerate(thresholds):
         right = _answered(read, contested)
         one, other = ({str(number): float(each) for number, each in enumerate(both)} for both in (best, right))
-        if paired_bootstrap(one, other, confidence=USE_CONFIDENCE).low > 0:
+        if paired_bootstrap(one, other, confidence=confidence).low > 0:
             use, best = index, right
     return use
 

@@ -1,7 +1,7 @@
 """Composes the prompts of a search's contexts."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import count, takewhile
 from typing import Any, NamedTuple, TypeAlias
@@ -10,8 +10,10 @@ from search.errors import ContextsUnavailable, PromptTooLong
 from search.prompt import Prompt
 from search.run.path_limits import PathLimits
 from search.settings import SearchSettings
+from search.strategies.notes import counts_note, joined
 from search.tools.turns import Turns
 from search.tree import ContextNode, Reading, SearchTree
+from search.tree.nodes import digest_of
 
 MAX_SHOWN_CHARS = 16_384
 """Most characters that a source shows: the last ones of its solution, which have the answer."""
@@ -45,7 +47,7 @@ class Composer:
 
     def context(self, reading: Reading) -> ContextNode:
         """A context that is not in the tree yet. If the prompt of all sources leaves no room for a step, it reads only
-        the first ones, at least two of them, and of these only the end.
+        the first ones, at least two of them, then the beginning of the note, then only the ends of the two.
 
         Raises:
             ContextsUnavailable: there is nothing to compose prompts with.
@@ -76,18 +78,26 @@ class Composer:
         reading = context.reading
         texts = [self._tree.content_of(source) for source in reading.sources]
 
+        def note_of(way: _Shown) -> str:
+            return joined(counts_note(reading.counts[: way.sources]), reading.note[: way.note])
+
         @cache
         def prompt_of(way: _Shown) -> Prompt:
             shown = [text[-way.characters :] for text in texts[: way.sources]]
-            return compose(self._messages, reading.template, shown, reading.note)
+            return compose(self._messages, reading.template, shown, note_of(way))
+
+        def is_known(way: _Shown) -> bool:
+            return digest_of(prompt_of(way)) == context.digest
 
         def fits(way: _Shown) -> bool:
             context.prompt_tokens = prompt_of(way).size
             return min(self._limits.solution_tokens(context), self._limits.tokens(context)) >= self._least
 
-        ways = _ways_to_show(texts)
-        way = ways[0]
-        if not fits(way):
+        ways = _ways_to_show(texts, reading.note)
+        if context.digest:  # Composed before: what was left out then is in neither its sources nor its note.
+            again = [_Shown(len(texts), characters, len(reading.note)) for characters in _ends(texts)]
+            way = next(filter(is_known, again), again[0])
+        elif not fits(way := ways[0]):
             # Each way is shorter than the one before: the first that fits is found in few compositions.
             found = bisect_left(ways, True, lo=1, key=fits)
             if found == len(ways):
@@ -96,7 +106,7 @@ class Composer:
                     f"{self._limits.context_tokens}"
                 )
             way = ways[found]
-        context.reading = reading._replace(sources=reading.sources[: way.sources])
+        context.reading = Reading(reading.sources[: way.sources], reading.template, note_of(way))
         context.begin_with(prompt_of(way))
 
 
@@ -107,12 +117,29 @@ class _Shown(NamedTuple):
     """The first ones."""
     characters: int
     """The last ones of each solution."""
+    note: int
+    """The first ones of the note."""
 
 
-def _ways_to_show(texts: Sequence[str]) -> list[_Shown]:
-    """Less and less: fewer sources, then the ends of the last two, then the end of one."""
-    two = texts[:LEAST_SOURCES]
-    longest = min(max(map(len, two)), MAX_SHOWN_CHARS)
-    fewer = [_Shown(sources, MAX_SHOWN_CHARS) for sources in range(len(texts), len(two) - 1, -1)]
-    halves = takewhile(LEAST_SHOWN_CHARS.__le__, (longest >> halved for halved in count(1)))
-    return [*fewer, *(_Shown(len(two), characters) for characters in halves), _Shown(1, LEAST_SHOWN_CHARS)]
+def _ways_to_show(texts: Sequence[str], note: str) -> list[_Shown]:
+    """Less and less: fewer sources, then the beginning of the note, then the ends of the last two sources, then the end
+    of one."""
+    least = min(LEAST_SOURCES, len(texts))
+    whole, *ends, shortest = _ends(texts)
+    return [
+        *(_Shown(sources, whole, len(note)) for sources in range(len(texts), least - 1, -1)),
+        *(_Shown(least, whole, characters) for characters in (*_halves(len(note)), 0)),
+        *(_Shown(least, characters, 0) for characters in ends),
+        _Shown(1, shortest, 0),
+    ]
+
+
+def _ends(texts: Sequence[str]) -> list[int]:
+    """How many of the last characters of solutions may be shown, falling."""
+    longest = min(max(map(len, texts[:LEAST_SOURCES])), MAX_SHOWN_CHARS)
+    return [MAX_SHOWN_CHARS, *_halves(longest), LEAST_SHOWN_CHARS]
+
+
+def _halves(characters: int) -> Iterator[int]:
+    """Half as many characters and so on, but no fewer than are worth showing."""
+    return takewhile(LEAST_SHOWN_CHARS.__le__, (characters >> halved for halved in count(1)))

@@ -9,8 +9,9 @@ MAX_NOTE_CHARS = 8192
 
 
 def counts_note(counts: Sequence[int]) -> str:
-    """How often the answers of the solutions were found, in the order shown; empty if each was found once."""
-    if max(counts) == 1:
+    """How often the answers of the solutions were found, in the order shown; empty if each was found once,
+    or nothing is known of it."""
+    if max(counts, default=1) == 1:
         return ""
     listed = ", ".join(map(str, counts))
     return f"Number of independent solutions with the same answer as each of these, in the order shown: {listed}."

@@ -180,6 +180,9 @@ class Reading(NamedTuple):
     """Name of the template (``select``, ``fuse``, ``refine``, …)."""
     note: str = ""
     """What is known beside them: failed checks, a program's error, criteria."""
+    counts: tuple[int, ...] = ()
+    """How many solutions have the same answer as each candidate, if the note is to tell it. Empty in a context, whose
+    note has those of the candidates that its prompt shows."""
 
 
 @dataclass(eq=False, slots=True)

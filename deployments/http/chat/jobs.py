@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from deployments.admission.errors import BadRequest, context_exceeded
 from deployments.admission.service_tier import DEFAULT, FLEX
 from deployments.backends.messages import MessageEncoder
-from deployments.config import AppConfig, KeyRecord, LimitSettings
+from deployments.config import AppConfig, ControllerSettings, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.chat.chat_windows import NOTE, as_side_call, is_side_call
 from deployments.http.chat.conversation import question, turns
@@ -36,6 +36,7 @@ from search.errors import PromptTooLong
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.prompt import Prompt
 from search.settings import SearchSettings, Thinking
+from search.templates import Message, composed
 from search.token_beam import TokenBeamSettings
 from search.tools.listing import listed
 from search.tree import Prefill
@@ -176,6 +177,8 @@ class Jobs:
                 ids = self._encoder.encode_chat(chat, template_kwargs=kwargs, max_tokens=longest, tools=tools)
                 prompt = Prompt((*ids, *written))
                 open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs, tools=tools)
+                if settings.strategy.starts_contexts:
+                    self._check_further_message(chat, kwargs, settings.strategy.name, now)
         except PromptTooLong as error:
             raise self._too_long(str(error), longest) from None
         except ValueError as error:
@@ -216,6 +219,20 @@ class Jobs:
             checks=checks,
             chat=Chat(chat, kwargs, tools) if settings.strategy.starts_contexts else None,
         )
+
+    def _check_further_message(
+        self, chat: Sequence[Message], kwargs: Mapping[str, Any] | None, strategy: str, now: ControllerSettings
+    ) -> None:
+        """Raises BadRequest if solutions are read in a further message, behind a tool's result, and the generator's
+        chat template takes none there. A backend's template is not known."""
+        encoder = self._encoder
+        if chat[-1]["role"] == "user" or isinstance(encoder, MessageEncoder):
+            return
+        try:
+            encoder.encode_chat(composed(chat, now.known_templates["select"], [""]), template_kwargs=kwargs)
+        except ValueError as error:
+            message = f"messages: {strategy} asks in a further message, which the chat template does not take: {error}"
+            raise BadRequest(message, "messages", "unsupported_value") from None
 
     def _checks(self, request: ChatRequest, settings: SearchSettings, asked: str, limited: bool) -> Checks | None:
         """Returns the checks of a program as answer; None if the answer is none.

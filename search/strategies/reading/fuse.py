@@ -101,7 +101,7 @@ class Fuse(ReadingRounds):
         places = self._resampled(tree, population, rng)
         k = self._read_of(len(places))
         sets = [[places[index] for index in draw] for draw in drawn(len(places), self.sizes[number], k, rng)]
-        sizes = [len(tree.solution_of(node)) for node in population]
+        sizes = [len(tree.content_of(node)) for node in population]
         shown = (tuple(population[index] for index in order) for order in prefix_order(sets, sizes))
         return [Reading(nodes, "fuse" if len(nodes) > 1 else "refine") for nodes in shown]
 

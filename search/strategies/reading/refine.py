@@ -52,7 +52,7 @@ class Refine(ReadingRounds):
         solutions = self._solutions(self.grown(tree).whole)
         if not solutions or len(solutions) > self.depth:
             return []
-        best = dict.fromkeys(self._best(solutions))
+        best = dict.fromkeys(self._best(tree, solutions))
         return [node for node in best if node is not None and node.id not in tree.remarks]
 
     def readings(self, tree: SearchTree, rounds: Sequence[Solutions]) -> Sequence[Reading | None]:
@@ -62,27 +62,32 @@ class Refine(ReadingRounds):
         criticizes = self.feedback is Feedback.CRITIQUE and len(rounds) % 2 == 1
         critiques = rounds[-1] if self.feedback is Feedback.CRITIQUE and not criticizes else [None] * len(rounds[0])
         readings: list[Reading | None] = []
-        for best, critique in zip(self._best(solutions), critiques, strict=True):
+        for best, critique in zip(self._best(tree, solutions), critiques, strict=True):
             if best is None or self._score(best) == 1.0:
                 readings.append(None)
                 continue
             known = known_of(tree, best, rewards=self.feedback is Feedback.REWARDS)
-            said = "" if critique is None else critique_note(tree.solution_of(critique))
+            said = "" if critique is None else critique_note(tree.content_of(critique))
             readings.append(Reading((best,), "critique" if criticizes else "refine", joined(known, said)))
         return readings
 
     def ballot(self, tree: SearchTree, grown: Grown) -> Mapping[Node, int]:
-        best = self._best(self._solutions(grown.rounds))
+        best = self._best(tree, self._solutions(grown.rounds))
         return dict(sorted(Counter(filter(None, best)).items(), key=lambda votes: votes[0].id))
 
     def _solutions(self, rounds: Sequence[Solutions]) -> Sequence[Solutions]:
         """The rounds without those of critiques."""
         return rounds[::2] if self.feedback is Feedback.CRITIQUE else rounds
 
-    def _best(self, rounds: Sequence[Solutions]) -> Solutions:
-        """The best solution of each chain: the last one of the highest score; None if it has none."""
+    def _best(self, tree: SearchTree, rounds: Sequence[Solutions]) -> Solutions:
+        """The best solution of each chain: the last one of the highest score, of those that came to an end of their own
+        if there are any; None if it has none."""
+
+        def worth(node: Node) -> tuple[bool, float]:
+            return tree.is_finished(node), self._score(node)
+
         chains = ([node for node in chain if node is not None] for chain in zip(*rounds, strict=True))
-        return [max(reversed(chain), key=self._score, default=None) for chain in chains]
+        return [max(reversed(chain), key=worth, default=None) for chain in chains]
 
     def _score(self, solution: Node) -> float:
         return path_score(solution, self.aggregation) or 0.0

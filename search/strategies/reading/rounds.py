@@ -69,8 +69,11 @@ class ReadingRounds(Strategy):
         Without any reading the search is finished."""
 
     def ballot(self, tree: SearchTree, grown: Grown) -> Mapping[Node, int]:
-        """The solutions that may answer, with their votes. On a tie, the first one wins."""
-        return dict(sorted(Counter(grown.newest).items(), key=lambda votes: votes[0].id))
+        """The solutions that may answer, with their votes. On a tie, the first one wins. Where none of them came to an
+        end of its own, as when a budget or the context cut them off, those of an earlier round vote."""
+        earlier = (list(filter(None, solutions)) for solutions in reversed(grown.whole[:-1]))
+        ballots = (each for each in (grown.newest, *earlier) if any(map(tree.is_finished, each)))
+        return dict(sorted(Counter(next(ballots, grown.newest)).items(), key=lambda votes: votes[0].id))
 
     def prepare(self, tree: SearchTree) -> None:
         self.grown(tree)
@@ -141,8 +144,8 @@ class ReadingRounds(Strategy):
 def _taken(contexts: list[ContextNode], reading: Reading) -> ContextNode | None:
     """Takes the first context of a reading out of ``contexts``, or else the first one of all; None if there is none. A
     context that had no room for all sources has the first ones. Notes are not compared: remarks are not saved."""
-    for index, (sources, template, _) in enumerate(context.reading for context in contexts):
-        if template == reading.template and sources == reading.sources[: len(sources)]:
+    for index, known in enumerate(context.reading for context in contexts):
+        if known.template == reading.template and known.sources == reading.sources[: len(known.sources)]:
             return contexts.pop(index)
     return contexts.pop(0) if contexts else None
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from search.answers.voting import SelectionRule
 from search.caps import Uncapped, Width
 from search.strategies.base import ReaderVote
-from search.strategies.notes import counts_note, criteria_note, joined
+from search.strategies.notes import criteria_note
 from search.strategies.reading.candidates import Candidate, candidates_of, orders, ranked, windows
 from search.strategies.reading.rounds import Grown, ReadingRounds, Solutions
 from search.tree import Node, Reading, SearchTree
@@ -81,7 +81,7 @@ class Select(ReadingRounds):
 
     def reader_votes(self, tree: SearchTree) -> list[ReaderVote]:
         return [
-            ReaderVote(reply.id, None if chosen is None else chosen.id, tree.solution_of(reply))
+            ReaderVote(reply.id, None if chosen is None else chosen.id, tree.content_of(reply))
             for replies in self.grown(tree).rounds[1:]
             for reply in replies
             if reply is not None
@@ -103,12 +103,14 @@ class Select(ReadingRounds):
         return [ranked(window, chosen)[0] for window in windows(shown, self.window)]
 
     def _reading(self, order: Sequence[Candidate]) -> Reading:
-        note = joined(counts_note([candidate.count for candidate in order]), criteria_note(self.criteria or ""))
-        return Reading(tuple(candidate.node for candidate in order), "select", note)
+        counts = tuple(candidate.count for candidate in order)
+        return Reading(
+            tuple(candidate.node for candidate in order), "select", criteria_note(self.criteria or ""), counts
+        )
 
 
 def _chosen(tree: SearchTree, reply: Node) -> Node | None:
     """The solution that a reader chose; None if it abstained."""
     sources = () if reply.context is None else reply.context.reading.sources
-    index = tree.choice_of(tree.solution_of(reply), len(sources))
+    index = tree.choice_of(tree.content_of(reply), len(sources))
     return None if index is None else sources[index]

@@ -13,7 +13,7 @@ from cluster.cli.main import app
 from cluster.cli.serve import card_warnings
 from cluster.evaluation.card_fit import TooFewProblems
 from cluster.evaluation.loop import Plan
-from cluster.evaluation.reader_check import ReadingPlan, ReadProblem, fit_reader_card
+from cluster.evaluation.reader_check import THRESHOLDS, ReadingPlan, ReadProblem, fit_reader_card
 from cluster.launch.config_file import BUILDER
 from deployments.config import AppConfig
 from search.reader_card import ReaderCard
@@ -83,6 +83,25 @@ def test_a_card_says_how_many_readers_named_no_solution() -> None:
     assert card.abstained == 0.375
     assert card.verdict.endswith("37.5% of the readers named no solution they were shown.")
     assert card_of(AGREED, CONTESTED_WON).abstained is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "samples", "thresholds"),
+    [
+        ("select:n=4", 4, THRESHOLDS),
+        ("fuse:rounds=1", 8, THRESHOLDS),
+        ("fuse", 8, (1.0,)),
+        ("fuse:schedule=[16,4,1]", 16, (1.0,)),
+        (READING.strategy, 8, THRESHOLDS),
+    ],
+)
+def test_only_thresholds_that_one_search_tells_about_are_compared(
+    strategy: str, samples: int, thresholds: tuple[float, ...]
+) -> None:
+    card = fit_reader_card([*AGREED, *CLEAR_LOST, *CONTESTED_WON], ReadingPlan(strategy, Plan(n=8)))
+    assert card.samples == samples
+    assert tuple(reading.contested for reading in card.readings) == thresholds
+    assert card.use is None or card.readings[card.use].gain.low > 0
 
 
 class Picks(SelfConsistency):

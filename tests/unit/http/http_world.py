@@ -278,6 +278,7 @@ class World:
         prm = {"prm": controller.pop("prm")} if "prm" in controller else {}
         scorer = controller.pop("scorer", None)
         backend, generator = controller.pop("backend", None), controller.pop("generator", None)
+        encoder = controller.pop("encoder", None)
         url = {"url": "http://backend"} if backend else {}
         search = {} if backend else {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}}
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
@@ -289,7 +290,7 @@ class World:
                 **prm,
             }
         )
-        self.encoder: Any = MessageEncoder(backend.thinks) if backend else Letters()
+        self.encoder: Any = MessageEncoder(backend.thinks) if backend else encoder or Letters()
         if not backend:
             self.encoder.marks = object() if thinks else None
         self.generator: Any = generator or FakeGenerator()

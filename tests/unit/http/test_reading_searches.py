@@ -1,9 +1,10 @@
 """Served searches in which the model reads its solutions: what replies say, and what the model is told."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from http_world import World, chat
+from http_world import Letters, World, chat
 
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from search.answers.equivalence import AnswerMatcher
@@ -79,6 +80,37 @@ async def test_what_these_strategies_cannot_do_is_refused_by_name(
     async with world.client as client:
         reply = await client.post("/v1/chat/completions", json=chat(**fields))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, path)
+
+
+class Alternating(Letters):
+    """As chat templates of Mistral: a question only behind an answer."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        if [each["role"] for each in messages[-2:]] == ["tool", "user"]:
+            raise ValueError("After a tool's result comes an answer.")
+        return super().encode_chat(messages, **options)
+
+
+@pytest.mark.parametrize(("encoder", "status"), [(Letters, 200), (Alternating, 400)])
+async def test_a_further_message_that_the_chat_template_does_not_take_is_refused(
+    matcher: AnswerMatcher, encoder: type[Letters], status: int
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "product", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "6*7?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "42"},
+    ]
+    world = World(matcher, max_model_len=8192, encoder=encoder())
+    async with world.client as client:
+        for strategy, expected in (("select", status), ("greedy", 200)):
+            body = chat(messages=messages, search={"strategy": strategy})
+            reply = await client.post("/v1/chat/completions", json=body)
+            assert reply.status_code == expected, reply.text
+            if expected == 400:
+                assert reply.json()["error"]["param"] == "messages"
+                assert reply.json()["error"]["message"].endswith("not take: After a tool's result comes an answer.")
+                assert world.generator.prompts == []
 
 
 async def test_a_default_schedule_is_lowered_to_the_cap(matcher: AnswerMatcher) -> None:

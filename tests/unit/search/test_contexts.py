@@ -426,6 +426,50 @@ def test_of_solutions_that_do_not_fit_the_ends_are_read(strategy: Strategy) -> N
         assert tree_as_json(run(strategy, tree=restore_tree(snapshot), **options)[1].tree) == tree_as_json(whole.tree)
 
 
+class Noted(Rounds):
+    """Rounds whose readers are told a long note, and how often each candidate was found."""
+
+    name: Literal["noted"] = "noted"  # type: ignore[assignment]
+    rounds: Uncapped = 1
+
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
+        return [
+            expansion if expansion.reads is None else expansion._replace(reads=noted(expansion.reads))
+            for expansion in super().select(tree)
+        ]
+
+
+def noted(reading: Reading) -> Reading:
+    return reading._replace(note="It fails. " * 40, counts=tuple(range(2, 2 + len(reading.sources))))
+
+
+@pytest.mark.parametrize("room", range(85, 660, 50))
+def test_a_note_is_cut_before_solutions_are_and_tells_nothing_of_those_left_out(room: int) -> None:
+    """Whatever is cut, no context is left out, and a search that resumes cuts it alike."""
+
+    told: dict[str, list[str]] = {}
+
+    def telling(messages: Any, template: str, shown: Sequence[str], note: str) -> Prompt:
+        _, found, note = note.rpartition("in the order shown: ")
+        numbers, _, rest = note.partition(".") if found else ("", "", note)
+        prompt = Prompt((7, *map(ord, "".join(shown)), *map(ord, rest.strip()), *map(ord, numbers[:1])))
+        told[str(prompt.token_ids)] = numbers.split(", ")
+        return prompt
+
+    limits = {"max_step_tokens": 9, "max_path_tokens": 60}
+    options: dict[str, Any] = {"compose": telling, "context_tokens": room, "settings": limits}
+    strategy = Noted(n=3, k=3)
+    _, whole, saved = run(strategy, save_at=[20, 30, 40], **options)
+    assert len(whole.tree.contexts) == 3
+    for context in whole.tree.contexts:
+        sources = len(context.reading.sources)
+        assert told[str(context.prompt.token_ids)] == [str(2 + index) for index in range(sources)]
+    assert any(snapshot.get("contexts") for snapshot in saved)
+    for snapshot in saved:
+        again = run(strategy, tree=restore_tree(snapshot), **options)[1]
+        assert tree_as_json(again.tree) == tree_as_json(whole.tree)
+
+
 @pytest.mark.parametrize("lacking", [{"compose": None}, {"prefill": Prefill((), "It")}])
 def test_it_is_refused_where_nothing_can_be_composed(lacking: dict[str, Any]) -> None:
     with pytest.raises(ContextsUnavailable, match="chains has the model read solutions"):

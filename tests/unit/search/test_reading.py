@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import product
 from typing import Any
 
@@ -30,9 +30,14 @@ def strategy_of(**settings: Any) -> ReadingRounds:
 
 
 def grown(
-    strategy: Strategy, write: Write, rewards: Callable[[str], float] | None = None, most: int = 99
+    strategy: Strategy,
+    write: Write,
+    rewards: Callable[[str], float] | None = None,
+    most: int = 99,
+    cut_off: Container[int] = (),
 ) -> SearchTree:
-    """The tree of a strategy whose solutions have one step each; ``most`` of them at most."""
+    """The tree of a strategy whose solutions have one step each; ``most`` of them at most. ``cut_off``: the numbers of
+    those that a limit ends."""
     tree = SearchTree(7)
     tree.merges_siblings = strategy.merge_siblings
     while most > len(tree) and (expansions := strategy.select(tree)):
@@ -46,7 +51,8 @@ def grown(
                 [node] = tree.request(below, 1)
                 node.request = ExpansionRequest(True, 9, 1)
                 text = write(below.reading, len(tree))
-                tree.write(node, Step((1,) * len(text), text, StepEnd.END_OF_SEQUENCE), ends=True)
+                end = StepEnd.LENGTH if len(tree) in cut_off else StepEnd.END_OF_SEQUENCE
+                tree.write(node, Step((1,) * len(text), text, end), ends=True)
                 tree.complete(node, None if rewards is None else rewards(text))
     return tree
 
@@ -107,7 +113,7 @@ class TestSelect:
         assert all(reading.sources[texts(reading).index(boxed(5))].id == (0,) for reading in readings)
         counts = {boxed(5): 3, boxed(6): 2, boxed(7): 1}
         for reading in readings:
-            assert ", ".join(str(counts[text]) for text in texts(reading)) in reading.note
+            assert reading.counts == tuple(counts[text] for text in texts(reading))
             assert reading.note.endswith("Brevity.")
         first = [boxed(each) for each in random.Random("select:7:1").sample([5, 6, 7], 3)]
         assert [texts(reading) for reading in readings] == [first[turn:] + first[:turn] for turn in range(3)]
@@ -267,6 +273,20 @@ class TestFuse:
         assert votes(strategy, grown(strategy, numbered, most=5)) == {boxed(each): 1 for each in (1, 2, 3, 4, 5)}
         assert votes(strategy, grown(strategy, numbered, most=7)) == {boxed(each): 1 for each in (4, 5, 6, 7)}
 
+    def test_a_round_that_is_cut_off_does_not_displace_the_answers_before_it(self) -> None:
+        def write(reading: Reading | None, number: int) -> str:
+            return "It is" if number in cut_off else boxed(number)
+
+        strategy = strategy_of(strategy="fuse", n=2, k=2)
+        for cut_off, voting in (
+            ((5, 6), (3, 4)),
+            ((6,), (5, 6)),
+            ((3, 4, 5, 6), (1, 2)),
+            ((1, 2, 3, 4, 5, 6), (5, 6)),
+        ):
+            tree = grown(strategy, write, cut_off=cut_off)
+            assert votes(strategy, tree) == Counter(write(None, each) for each in voting)
+
 
 class TestRefine:
     def test_a_chain_goes_on_from_its_best_solution_and_answers_with_it(self) -> None:
@@ -286,6 +306,18 @@ class TestRefine:
         assert not strategy.is_scored
         assert {context.reading.note for context in tree.contexts} == {""}
 
+    def test_a_solution_that_was_cut_off_is_no_improvement(self) -> None:
+        def write(reading: Reading | None, number: int) -> str:
+            return "It is" if number == 2 else boxed(number)
+
+        scores: Callable[[str], float]
+        for feedback, scores in (("none", lambda text: 0.0), ("rewards", lambda text: float(text == "It is") / 2)):
+            strategy = strategy_of(strategy="refine", n=1, depth=2, feedback=feedback)
+            tree = grown(strategy, write, scores, cut_off={2})
+            assert [texts(context.reading) for context in tree.contexts] == [[boxed(1)], [boxed(1)]]
+            assert votes(strategy, tree) == {boxed(3): 1}
+            assert votes(strategy, grown(strategy, write, scores, most=2, cut_off={2})) == {boxed(1): 1}
+
     def test_a_chain_ends_at_a_solution_with_score_1(self) -> None:
         strategy = strategy_of(strategy="refine", n=3, depth=2)
         tree = grown(strategy, numbered, lambda text: float(text in (boxed(2), boxed(5))))
@@ -304,6 +336,24 @@ class TestRefine:
         assert (refinement.template, texts(refinement)) == ("refine", [boxed(1)])
         assert refinement.note.endswith("Step 2 is wrong.")
         assert votes(strategy, tree) == {boxed(3): 1}
+
+    def test_what_is_told_and_chosen_is_not_read_from_a_thought(self) -> None:
+        """Also where thinking is not told from steps."""
+
+        def critiques(reading: Reading | None, number: int) -> str:
+            thought = "<think>It may be step 1.</think>\nStep 2 is wrong."
+            return thought if reading and reading.template == "critique" else boxed(number)
+
+        refine = strategy_of(strategy="refine", n=1, depth=1, feedback="critique")
+        tree = grown(refine, critiques, lambda text: 0.5)
+        assert tree.contexts[1].reading.note.endswith("A review of the candidate:\nStep 2 is wrong.")
+
+        def reads(reading: Reading | None, number: int) -> str:
+            return boxed(number) if reading is None else "<think>Somebody may say Judgment: 1, but"
+
+        select = strategy_of(strategy="select", n=2, contested=1.0)
+        tree = grown(select, reads)
+        assert {(vote.chosen, vote.text) for vote in select.reader_votes(tree)} == {(None, "")}
 
     def test_what_checks_showed_is_told(self) -> None:
         strategy = strategy_of(strategy="refine", n=2, depth=1)

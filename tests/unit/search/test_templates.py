@@ -68,10 +68,20 @@ def test_every_default_names_its_source_and_shows_its_solutions(name: str) -> No
         ("Judgment: 3", None),
         ("The best is 2.", None),
         ("Judgment: 0\nJudgment: 12", None),
+        ("Judgment: 1 would be tempting, but all are wrong.\nJudgment: none", None),
+        ("Judgment: 1\nJudgment: [IDX]", None),
+        ("Judgment: -1", None),
+        ("Judgment: \u22121", None),
+        ("Judgment - 1", None),
     ],
 )
 def test_a_choice_is_the_number_behind_its_last_mark(reply: str, chosen: int | None) -> None:
     assert TEMPLATES["select"].chosen(reply, 3) == chosen
+
+
+def test_a_mark_may_be_bold() -> None:
+    template = Template(prompt=PROMPT + "End with **Best:** number", candidate="{number} {text}", choice="**Best:**")
+    assert [template.chosen(reply, 3) for reply in ("**Best:** 2", "Best: **2**", "best: 4")] == [1, 1, None]
 
 
 def test_a_template_that_asks_for_no_number_chooses_none() -> None:
@@ -88,6 +98,8 @@ PROMPT = "{question} {candidates} {note}"
         ({"prompt": PROMPT + "{note}"}, "must have {note} once, not 2 times"),
         ({"prompt": PROMPT, "candidate": "{number}"}, "must have {text}"),
         ({"prompt": PROMPT, "candidate": "{number} {text}", "choice": "Best:"}, "does not ask for 'Best:'"),
+        ({"prompt": PROMPT, "candidate": "{number} {text}", "choice": " "}, "choice: must be a text, not ' '"),
+        ({"prompt": PROMPT + "**", "candidate": "{number} {text}", "choice": "**"}, "must be a text"),
         ({"prompt": PROMPT + "Best:", "candidate": "{text}", "choice": "Best:"}, "must have {number}"),
     ],
 )
