@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cluster.launch.backend import HINTS, key_source
 from cluster.launch.errors import LaunchError
@@ -36,9 +37,9 @@ def show_backend(url: str, model: str | None, key_file: Path | None, console: Co
         raise LaunchError(f"{error}{f': {hint}' if hint else ''}") from None
     except ValueError as error:
         raise LaunchError(str(error)) from None
-    table = Table("", "", "sent", "came back", title=f"{url}: {can.model}", title_justify="left")
+    table = Table("", "", "sent", "came back", title=Text(f"{url}: {can.model}"), title_justify="left")
     for name, holds, sent, received in can.findings:
-        table.add_row(name, HOLDS[holds], sent, received)
+        table.add_row(name, HOLDS[holds], Text(sent), Text(received))  # a model may write what rich takes for markup
     console.print(table)
     names = ", ".join(strategies(can))
     console.print(f"Strategies that it can run: {names}. Those that use rewards also need a reward model (prm).")

@@ -23,6 +23,8 @@ SEEDS = tuple(branch_seed(64, (), index) for index in range(4))
 """As large as those of searches: a server may take small ones only."""
 WORD = "banyan-64"
 """What a schema forces, and no model would write unasked."""
+DELIMITER = "\n\n"
+"""Of steps, as most configurations have it."""
 LONG = 2048
 """Tokens of an answer that is not waited for."""
 GENERATED = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
@@ -85,6 +87,12 @@ class Capabilities:
     usage: bool = False
     sampling: bool = False
     """Whether it takes ``top_k`` and ``min_p``."""
+    no_top_k: int = 0
+    """The ``top_k`` with which it samples among all tokens: 0, or -1 (SGLang)."""
+    temperature: bool = True
+    """Whether it takes a temperature. OpenAI's models that think have one of their own."""
+    trims: bool = False
+    """Whether its chat template trims a message that it continues, so that a step cannot begin behind a delimiter."""
     cancels: bool = False
     """Whether it was seen to end a request, not streamed, whose connection is closed."""
     concurrent: bool = True
@@ -108,7 +116,12 @@ class Capabilities:
         """Why the backend cannot run this search; None if it can. The reason begins with a setting's name."""
         strategy = settings.strategy
         if strategy.stop_condition is StopCondition.STEP and not self.continues:
-            why = "its model thinks first" if self.thinks else "it does not continue a final message of the assistant"
+            why = "it does not continue a final message of the assistant"
+            if self.thinks:
+                why = "its model thinks first"
+            elif self.trims:
+                why = "its chat template trims the message that it would continue"
+                why += ", which generator.tokenizer avoids" if self.token_ids else ""
             return (
                 f"strategy: {strategy.name} writes step by step, and the backend of {self.model!r} cannot: {why}; "
                 "strategies that write whole solutions, such as self_consistency, need no more"
@@ -154,18 +167,25 @@ class _Probes:
         self._found: list[Finding] = []
         self._base: Json = {}
         self._limit = "max_tokens"
+        self._trims = False
 
     async def run(self, model: str | None) -> Capabilities:
         name, context = await self._model(model)
-        self._base = {"model": name, "messages": [{"role": "user", "content": ASKED}], "temperature": 0.0}
+        self._base = {"model": name, "messages": [{"role": "user", "content": ASKED}]}
         plain = await self._plain()
         said, thinking = _said(plain)
         usage = isinstance((plain.get("usage") or {}).get("completion_tokens"), int)
         self._note("usage", usage, "a question", json.dumps(plain.get("usage"))[:SHOWN])
         self._note("thinking apart", bool(thinking), "a question", f"reasoning {thinking[:SHOWN]!r}")
         can = Capabilities(name, context, thinks=bool(thinking), usage=usage, limit_name=self._limit)
-        can = replace(can, sampling=await self._takes("top_k and min_p", {"top_k": 0, "min_p": 0.0}, _is_text))
-        sampling: Json = {"temperature": 1.0} | ({"top_k": 0, "min_p": 0.0} if can.sampling else {})
+        can = replace(can, temperature="temperature" in self._base)
+        sampling: Json = {"temperature": 1.0} if can.temperature else {}
+        for no_top_k in (0, -1):
+            # Not greedy: SGLang does not look at top_k then.
+            every = {**sampling, "top_k": no_top_k, "min_p": 0.0}
+            if await self._takes("top_k and min_p", every, _is_text):
+                can, sampling = replace(can, sampling=True, no_top_k=no_top_k), every
+                break
         can = replace(
             can,
             seeds=await self._seeds(sampling),
@@ -177,7 +197,8 @@ class _Probes:
         if can.thinks:
             self._note("continues a final message", False, "nothing", "its answers begin with thinking")
         else:
-            can = replace(can, continues=await self._continues(said), stops=await self._stops(said))
+            continues = await self._continues(said)
+            can = replace(can, continues=continues, trims=self._trims, stops=await self._stops(said))
         can = replace(can, token_ids=await self._token_ids(name), cancels=await self._cancels(context))
         can = replace(can, concurrent=await self._concurrent())
         return replace(can, findings=tuple(self._found))
@@ -188,13 +209,22 @@ class _Probes:
         return model
 
     async def _plain(self) -> Json:
-        try:
-            return await self._ask({})
-        except BackendError as error:
-            if error.fault is not Fault.REFUSED:
-                raise
-            self._limit = "max_completion_tokens"  # OpenAI's models that think
-            return await self._ask({})
+        """The reply to an ordinary question. OpenAI's models that think have another name for the limit, and some of
+        them a temperature of their own."""
+        refused: BackendError | None = None
+        for temperature in ({"temperature": 0.0}, {}):
+            for self._limit in ("max_tokens", "max_completion_tokens"):
+                try:
+                    reply = await self._ask(temperature)
+                except BackendError as error:
+                    if error.fault is not Fault.REFUSED:
+                        raise
+                    refused = error
+                else:
+                    self._base |= temperature
+                    return reply
+        assert refused is not None
+        raise refused
 
     async def _seeds(self, sampling: Json) -> bool:
         texts = [await self._text({**sampling, "seed": seed}) for seed in (SEEDS[0], *SEEDS)]
@@ -233,14 +263,28 @@ class _Probes:
         turn = [*self._base["messages"], {"role": "assistant", "content": half}]
         flags = {"continue_final_message": True, "add_generation_prompt": False}
 
+        rest = ""
+
         def continued(reply: Json) -> bool:
-            return _agree(half + _said(reply)[0], said, beyond=half)
+            nonlocal rest
+            rest = _said(reply)[0]
+            return _agree(half + rest, said, beyond=half)
 
         if await self._takes("continues a final message, asked", {"messages": turn, **flags}, continued):
-            return Continuing.ASKED
+            return Continuing.ASKED if await self._keeps_delimiters(half, rest, flags) else Continuing.NO
         if await self._takes("continues a final message, unasked", {"messages": turn}, continued):
-            return Continuing.ALWAYS
+            return Continuing.ALWAYS if await self._keeps_delimiters(half, rest, {}) else Continuing.NO
         return Continuing.NO
+
+    async def _keeps_delimiters(self, half: str, rest: str, flags: Json) -> bool:
+        """Whether a message that ends with a step delimiter is continued behind that, by another text than ``rest``,
+        which continues ``half``. Chat templates may trim messages, as those of Llama 3 and Gemma do: the model would
+        write the delimiter again and again."""
+        turn = [*self._base["messages"], {"role": "assistant", "content": half + DELIMITER}]
+        self._trims = await self._text({"messages": turn, **flags}) in (None, rest)
+        shown = "the same as without, or a refusal" if self._trims else "another text than without"
+        self._note("keeps a delimiter at the end of it", not self._trims, "half an answer with a delimiter", shown)
+        return not self._trims
 
     async def _stops(self, said: str) -> bool:
         words = said.split()
@@ -349,7 +393,7 @@ class _Probes:
         try:
             return "".join(_said(await self._ask(extra)))
         except BackendError as error:
-            if error.fault is not Fault.REFUSED:
+            if error.fault is not Fault.REFUSED and error.fault is not Fault.FAILED:
                 raise
             return None
 

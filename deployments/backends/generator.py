@@ -7,8 +7,7 @@ of its path, which is sent as a final message of the assistant, or as token ids 
 import asyncio
 import json
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -38,6 +37,8 @@ GROUP_S = 0.004
 THINKING = ("<think>\n", "\n</think>\n\n")
 """The marks of a thought that a backend tells apart, in the text of its step."""
 MAX_PROMPTS = 4096
+MAX_REQUESTS = 16
+"""Of a step that stays blank."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
@@ -56,11 +57,15 @@ class Calls(Protocol):
 
     async def post(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> Json: ...
 
-    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> list[Json]: ...
-
-    def stream(
-        self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = ""
-    ) -> AsyncGenerator[Json, None]: ...
+    async def collect(
+        self,
+        path: str,
+        json: Mapping[str, Any],
+        *,
+        deadline: float,
+        near: str = "",
+        until: Callable[[], Callable[[Json], bool]] | None = None,
+    ) -> list[Json]: ...
 
     def call_one_at_a_time(self) -> None: ...
 
@@ -148,6 +153,7 @@ class UrlGenerator:
             calls.call_one_at_a_time()
         self._delimiter = step_delimiter
         self._served_name = served_name
+        self._has_n = capabilities.n
         self._prompts: LRUCache[int, int] = LRUCache(MAX_PROMPTS)
         """Tokens of prompts that were longer than estimated, by the hash of their messages."""
         self.running = 0
@@ -227,7 +233,7 @@ class UrlGenerator:
             lacks = "log-probabilities"
         elif any(item.prefix for item in request.expansions) and not can.token_ids:
             lacks = "prompts of token ids"
-        elif not can.continues and any(item.text for item in request.expansions):
+        elif not can.continues and any(item.text or _has_begun(item) for item in request.expansions):
             lacks = "continuing a final message of the assistant"
         elif (request.sampling.top_k or request.sampling.min_p) and not can.sampling:
             lacks = "top_k and min_p"
@@ -237,7 +243,7 @@ class UrlGenerator:
     def _works(self, request: ExpandRequest) -> list[tuple[ExpandItem, Sequence[Branch]]]:
         """The branches of each request to the backend: one, or where it takes no seeds all equal ones of a node."""
         works: list[tuple[ExpandItem, Sequence[Branch]]] = []
-        together = self._can.n and not self._can.seeds and request.stop_condition is StopCondition.SOLUTION
+        together = self._has_n and not self._can.seeds and request.stop_condition is StopCondition.SOLUTION
         for item in request.expansions:
             if not together:
                 works += [(item, (branch,)) for branch in item.branches]
@@ -253,19 +259,36 @@ class UrlGenerator:
     ) -> list[Child]:
         if request.stop_condition is StopCondition.STEP:
             return [await self._step(request, item, branches[0], deadline)]
-        written = await self._written(request, item, branches[0], deadline, choices=len(branches))
+        written = await self._together(request, item, branches, deadline)
         thinks = request.thought is not None
         return [
             each.child(item, branch, self._solution(each, thinks))
             for branch, each in zip(branches, written, strict=True)
         ]
 
+    async def _together(
+        self, request: ExpandRequest, item: ExpandItem, branches: Sequence[Branch], deadline: float
+    ) -> list[Written]:
+        """The branches of one request. A server that refuses so many choices is asked for one at a time from then
+        on."""
+        first, *others = branches
+        try:
+            return await self._written(request, item, first, deadline, choices=len(branches))
+        except BackendError as error:
+            if error.fault is not Fault.REFUSED or not others:
+                raise
+        one = await self._written(request, item, first, deadline)  # raises where the request itself is refused
+        self._has_n = False
+        rest = [self._written(request, item, branch, deadline) for branch in others]
+        return [*one, *(each for written in await asyncio.gather(*rest) for each in written)]
+
     async def _step(self, request: ExpandRequest, item: ExpandItem, branch: Branch, deadline: float) -> Child:
         """Writes one step. One that is blank so far goes on in another request, under a seed of its own."""
         [step] = await self._written(request, item, branch, deadline)
+        requests = 1
         while step.end is StepEnd.DELIMITER and is_blank(step.text, self._delimiter):
-            left = branch.max_tokens - max(1, step.tokens)
-            if left < 1:
+            left, requests = branch.max_tokens - max(1, step.tokens), requests + 1
+            if left < 1 or requests > MAX_REQUESTS:
                 step = step._replace(end=StepEnd.LENGTH)
                 break
             size = len(step.text) if step.token_ids is None else len(step.token_ids)
@@ -331,7 +354,7 @@ class UrlGenerator:
             try:
                 found, reply = await ask(path, body, deadline)
             except BackendError as error:
-                if error.fault is not Fault.REFUSED or not await self._shorten(path, body, item, deadline):
+                if error.fault is not Fault.REFUSED or not await self._shorten(path, body, item, text, deadline):
                     raise
                 found, reply = await ask(path, body, deadline)
             if len(found) != choices or any(each.finish in UNFINISHED for each in found):
@@ -344,9 +367,12 @@ class UrlGenerator:
         self.written_tokens += sum(each.tokens for each in written)
         return written
 
-    async def _shorten(self, path: str, body: Json, item: ExpandItem, deadline: float) -> bool:
+    async def _shorten(self, path: str, body: Json, item: ExpandItem, text: str, deadline: float) -> bool:
         """Lowers the limit of a request that was refused to what the context holds, which a server refuses to exceed
-        and only it can tell: the prompt's tokens were estimated. Returns whether that is less than before."""
+        and only it can tell: the prompt's tokens were estimated. Returns whether that is less than before.
+
+        ``text``: what was written of the branch already.
+        """
         context, limit = self._can.context_tokens, self._can.limit_name
         if context is None or body[limit] == 1:
             return False
@@ -355,13 +381,14 @@ class UrlGenerator:
         told = Usage.told(await self._calls.post(path, short, deadline=deadline))
         if told is None or context - told.input_tokens >= body[limit]:
             return False
-        self._prompts[hash(item.messages)] = told.input_tokens
+        if item.messages:
+            self._prompts[hash(item.messages)] = max(0, told.input_tokens - estimated_tokens(item.text + text))
         body[limit] = max(1, context - told.input_tokens)
         return True
 
     def _limit(self, item: ExpandItem, branch: Branch, text: str) -> int:
         """The limit of a request for a branch behind ``text``."""
-        context, read = self._can.context_tokens, self._prompts.get(hash(item.messages))
+        context, read = self._can.context_tokens, self._prompts.get(hash(item.messages)) if item.messages else None
         if context is None or read is None:
             return branch.max_tokens
         return max(1, min(branch.max_tokens, context - read - estimated_tokens(text)))
@@ -374,11 +401,11 @@ class UrlGenerator:
         body: Json = {
             "model": can.model,
             can.limit_name: self._limit(item, branch, text),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
         }
+        if can.temperature:
+            body |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         if can.sampling:  # explicitly: servers have defaults of their own
-            body |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
+            body |= {"top_k": sampling.top_k or can.no_top_k, "min_p": sampling.min_p}
         if can.seeds and sampling.temperature > 0:
             body["seed"] = branch.seed
         if request.json_schema:
@@ -413,16 +440,24 @@ class UrlGenerator:
 
     async def _one_step(self, path: str, body: Json, deadline: float, near: str) -> tuple[list[_Choice], Json]:
         """As `_whole`, of a stream that is closed at the step delimiter."""
-        choice, usage = _Choice(), Json()
-        async with aclosing(self._calls.stream(path, self._streamed(body), deadline=deadline, near=near)) as events:
-            async for event in events:
-                usage = event if event.get("usage") else usage
-                for told in event.get("choices") or ():
-                    choice.add(told)
-                if (index := choice.text.find(self._delimiter)) >= 0:
-                    choice.text, choice.finish = choice.text[: index + len(self._delimiter)], "stop"
-                    return [choice], {}
-        return [choice], usage
+        choice = _Choice()
+
+        def begins() -> Callable[[Json], bool]:
+            nonlocal choice
+            choice = _Choice()
+            return has_step
+
+        def has_step(event: Json) -> bool:
+            for told in event.get("choices") or ():
+                choice.add(told)
+            return self._delimiter in choice.text
+
+        body = self._streamed(body)
+        replies = await self._calls.collect(path, body, deadline=deadline, near=near, until=begins)
+        if (index := choice.text.find(self._delimiter)) >= 0:
+            choice.text, choice.finish = choice.text[: index + len(self._delimiter)], "stop"
+            return [choice], {}
+        return [choice], next((reply for reply in reversed(replies) if reply.get("usage")), {})
 
     def _streamed(self, body: Json) -> Json:
         return body | {"stream": True} | ({"stream_options": {"include_usage": True}} if self._can.usage else {})
@@ -457,6 +492,10 @@ class UrlGenerator:
                 )
             )
         return written
+
+
+def _has_begun(item: ExpandItem) -> bool:
+    return bool(item.messages) and _is_begun(json.loads(item.messages))
 
 
 def _is_begun(messages: Sequence[Json]) -> bool:

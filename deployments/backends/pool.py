@@ -209,10 +209,19 @@ class Pool:
         [reply] = await self._whole(_Call("POST", path, dict(json), deadline, streamed=False, near=near))
         return reply
 
-    async def collect(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> list[Json]:
+    async def collect(
+        self,
+        path: str,
+        json: Mapping[str, Any],
+        *,
+        deadline: float,
+        near: str = "",
+        until: Callable[[], Callable[[Json], bool]] | None = None,
+    ) -> list[Json]:
         """All events of a stream (``"stream": true`` in the body). A stream that is cut begins again elsewhere.
-        Cancelling closes the connection. Raises BackendError."""
-        return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True, near=near))
+        Cancelling closes the connection. ``until``: makes for each attempt what says of every event whether it is the
+        last one that is wanted. Raises BackendError."""
+        return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True, near=near), until)
 
     async def stream(
         self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = ""
@@ -243,11 +252,17 @@ class Pool:
         now = asyncio.get_running_loop().time()
         return [each.status(now) for each in self._endpoints]
 
-    async def _whole(self, call: _Call) -> list[Json]:
+    async def _whole(self, call: _Call, until: Callable[[], Callable[[Json], bool]] | None = None) -> list[Json]:
         async for attempt in self._attempts(call):
             with attempt:
+                found: list[Json] = []
+                is_last = until() if until else None
                 async with aclosing(self._once(call)) as replies:
-                    return [reply async for reply in replies]
+                    async for reply in replies:
+                        found.append(reply)
+                        if is_last is not None and is_last(reply):
+                            break
+                return found
         raise AssertionError("the last attempt raises its error")
 
     def _attempts(self, call: _Call) -> AsyncRetrying:
@@ -284,10 +299,11 @@ class Pool:
         sent_at, beside = clock(), endpoint.calls
         self._calls.spend(1, sent_at)
         spent = self._tokens.spend(call.most_tokens, sent_at)
-        work = 0
+        work, answers = 0, False
 
         def told(usage: Usage | None) -> None:
-            nonlocal work
+            nonlocal work, answers
+            answers = True
             if usage is not None:
                 work = usage.output_tokens or usage.input_tokens
                 self._tokens.settle(spent, usage.input_tokens + usage.output_tokens)
@@ -301,8 +317,12 @@ class Pool:
                 call.barred.add(endpoint)
             if error.fault is Fault.REFUSED:  # the server works
                 endpoint.succeed()
-            else:
+            elif error.fault is not Fault.LATE:  # the search had little time
                 endpoint.fail(error, sent_at, clock())
+            raise
+        except GeneratorExit:  # the caller has what it wants
+            if answers:
+                endpoint.succeed()
             raise
         else:
             endpoint.succeed()

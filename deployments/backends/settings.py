@@ -128,7 +128,7 @@ class BackendSettings(KeySettings):
         description="Longest wait for the beginning of a reply, seconds. A reply that is not streamed begins when all "
         "of it is written.",
     )
-    idle_s: float = Field(60.0, gt=0, le=3600, description="Longest pause within a reply, seconds.")
+    idle_s: float = Field(60.0, gt=0, le=3600, description="Longest pause within a reply that has begun, seconds.")
     max_reply_bytes: int = Field(16 << 20, ge=1 << 10, le=1 << 28, description="Maximum size of a reply, bytes.")
     max_calls: int = Field(
         256,

@@ -84,7 +84,7 @@ class Exchange:
             try:
                 if response.status != 200:
                     raise await self._refusal(response)
-                async for reply in self._events(response) if streamed else self._object(response):
+                async for reply in self._events(response) if streamed else self._reply(response):
                     yield reply
             finally:
                 response.close()  # the connection too, unless all of the reply was read
@@ -126,8 +126,10 @@ class Exchange:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise self._error(Fault.INVALID, "the reply is compressed, which was not asked for")
         size = 0
-        while piece := await self._in_time(response.content.readany(), self._limits.idle_s):
-            size += len(piece)
+        # Servers send the headers of a stream at once, and its first event when the request has been in their queue.
+        wait_s = max(self._limits.reply_s, self._limits.idle_s)
+        while piece := await self._in_time(response.content.readany(), wait_s):
+            size, wait_s = size + len(piece), self._limits.idle_s
             if size > self._limits.max_bytes:
                 raise self._error(Fault.TOO_LARGE, f"the reply is larger than {self._limits.max_bytes:,} bytes")
             yield piece
@@ -141,20 +143,30 @@ class Exchange:
             raise self._error(Fault.INVALID, f"the reply is of type {kind[:50]!r}, not JSON")
         yield self._parsed(b"".join([piece async for piece in self._pieces(response)]))
 
+    async def _reply(self, response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
+        """As `_object`. Routers answer 200 with the error of the server behind them."""
+        async for reply in self._object(response):
+            if reply.get("error"):
+                raise self._told_error(reply)
+            yield reply
+
     async def _events(self, response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
-        if _content_type(response) != "text/event-stream":
-            raise self._error(Fault.INVALID, f"the reply is of type {_content_type(response)[:50]!r}, not a stream")
+        if (kind := _content_type(response)) != "text/event-stream":
+            if kind == "application/json":
+                async for _ in self._reply(response):  # an error is told
+                    break
+            raise self._error(Fault.INVALID, f"the reply is of type {kind[:50]!r}, not a stream")
         async with aclosing(self._data(response)) as events:
             async for data in events:
                 if data == DONE.encode():
                     # Its end is read too, if it is there, so that the connection can be used again.
-                    with suppress(BackendError, StopAsyncIteration, TimeoutError):
+                    with suppress(BackendError, StopAsyncIteration, TimeoutError, aiohttp.ClientError):
                         async with asyncio.timeout(DRAIN_S):
                             await anext(events)
                     return
                 event = self._parsed(data)
                 if event.get("error"):
-                    raise self._stream_error(event)
+                    raise self._told_error(event)
                 yield event
         raise self._error(Fault.CUT, f"the stream ended without {DONE}")
 
@@ -177,7 +189,13 @@ class Exchange:
                         yield b"\n".join(lines)
                         lines = []
                 rest = last
-        if lines or rest:
+        last = rest.removesuffix(b"\r")
+        if last.startswith(b"data:"):
+            lines.append(last.removeprefix(b"data:").removeprefix(b" "))
+            last = b""
+        if lines == [DONE.encode()] and not last:  # nothing is missing but the empty line behind it
+            yield DONE.encode()
+        elif lines or last:
             raise self._error(Fault.CUT, "the stream ended within an event")
 
     def _parsed(self, data: bytes) -> Json:
@@ -216,12 +234,12 @@ class Exchange:
                 return self._told(error)
         return ""
 
-    def _stream_error(self, event: Json) -> BackendError:
+    def _told_error(self, event: Json) -> BackendError:
         error = event["error"]
         code = error.get("code") if isinstance(error, dict) else None
         refused = isinstance(code, int) and 400 <= code < 500 and code not in (408, 429)
         verb = "refuses the request" if refused else "failed"
-        return self._error(Fault.REFUSED if refused else Fault.FAILED, f"it {verb} in its stream{self._told(event)}")
+        return self._error(Fault.REFUSED if refused else Fault.FAILED, f"it {verb} in its reply{self._told(event)}")
 
     def _told(self, reply: Json) -> str:
         error = reply.get("error", reply)

@@ -155,6 +155,10 @@ class Jobs:
         json_schema = request.answer_schema.text
         if json_schema or tools:
             self._resolver.check_whole_solutions(settings, "tools" if tools else "response_format")
+        if request.prefill and not self._resolver.continues:
+            raise BadRequest(
+                "messages: the backend cannot continue an answer that is begun", "messages", "unsupported_value"
+            )
         if settings.strategy.starts_contexts and request.prefill:
             message = f"messages: strategy {settings.strategy.name} cannot continue an answer that is begun"
             raise BadRequest(message, "messages", "unsupported_value")

@@ -92,6 +92,11 @@ class SettingsResolver:
             return f"strategy: {settings.strategy.needs}, and there is no reward model (prm)"
         return self._backend.lacks(settings) if self._backend is not None else None
 
+    @property
+    def continues(self) -> bool:
+        """Whether an answer can go on behind its beginning."""
+        return self._backend is None or bool(self._backend.continues)
+
     def check_whole_solutions(self, settings: SearchSettings, path: str) -> None:
         """Raises BadRequest unless the strategy writes each solution at once, which the field at ``path`` needs."""
         if settings.strategy.answers_at_once:

@@ -10,7 +10,8 @@ import pytest
 from deployments.backend import BackendReplica
 from deployments.backends.capabilities import Capabilities, Continuing, find_capabilities
 from deployments.backends.generator import UrlGenerator
-from deployments.backends.settings import UrlGeneratorSettings
+from deployments.backends.pool import Pool
+from deployments.backends.settings import BackendSettings, UrlGeneratorSettings
 from deployments.config import AppConfig
 from deployments.startup.backends import asked_backend
 from deployments.telemetry import logs
@@ -23,11 +24,14 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.tree import StepEnd
+from tests.unit.backends.rude_server import RudeServer, streams
 from tests.unit.backends.text_model import CONTEXT, DELIMITER, MODEL, PROMPT_TOKENS, LocalModel, TextModel
 from tests.unit.search.search_fakes import FakeScorer
 
 CHAT = json.dumps([{"role": "user", "content": "How much is it?"}])
 PROMPT = Prompt(messages=CHAT, counted=7)
+BEGUN = json.dumps([*json.loads(CHAT), {"role": "assistant", "content": "It is"}])
 ALL = Capabilities(
     MODEL,
     2048,
@@ -176,6 +180,17 @@ async def test_a_branch_that_the_context_cannot_hold_is_as_long_as_it_can() -> N
     assert limits == [CONTEXT - 3, 1, CONTEXT - PROMPT_TOKENS, CONTEXT - PROMPT_TOKENS]
 
 
+async def test_what_a_path_took_of_the_context_is_not_taken_from_other_paths() -> None:
+    server = TextModel()
+    async with server.served() as pool:
+        generator = UrlGenerator(pool, ALL)
+        for text, limit in (("So. " * 400, CONTEXT - 3), ("", 900), ("So. " * 200, 900)):
+            request = asked(StopCondition.SOLUTION, text=text)
+            [item] = request.expansions
+            await children(generator, request._replace(expansions=(item._replace(branches=(Branch(0, 1, limit),)),)))
+    assert [body["max_tokens"] for body in server.bodies[-2:]] == [900, 900]
+
+
 async def test_thinking_that_is_told_apart_is_the_beginning_of_the_first_step() -> None:
     thought = ThoughtRequest(opened=False, max_tokens=64, closes=False, solution_tokens=64)
     async with TextModel(thinks=True).served() as pool:
@@ -225,10 +240,9 @@ async def test_log_probabilities_are_those_of_each_steps_tokens() -> None:
 
 
 async def test_an_answer_that_was_begun_goes_on() -> None:
-    chat = json.dumps([*json.loads(CHAT), {"role": "assistant", "content": "It is"}])
     server = TextModel()
     async with server.served() as pool:
-        await children(UrlGenerator(pool, ALL), asked(StopCondition.STEP, messages=chat, text=" so"))
+        await children(UrlGenerator(pool, ALL), asked(StopCondition.STEP, messages=BEGUN, text=" so"))
     body, *_ = server.bodies
     assert body["messages"][1:] == [{"role": "assistant", "content": "It is so"}]
     assert body["continue_final_message"] is True
@@ -239,6 +253,7 @@ async def test_an_answer_that_was_begun_goes_on() -> None:
     ("can", "request_of", "lacks"),
     [
         ({"continues": Continuing.NO}, {"text": "so"}, "continuing a final message"),
+        ({"continues": Continuing.NO}, {"messages": BEGUN}, "continuing a final message"),
         ({"schemas": False}, {"json_schema": "{}"}, "JSON schemas"),
         ({"logprobs": False}, {"logprobs": True}, "log-probabilities"),
         ({"token_ids": False}, {"prefix": (1,)}, "prompts of token ids"),
@@ -286,6 +301,14 @@ async def test_the_deadline_of_a_call_is_that_of_its_requests() -> None:
             {"limit_name": "max_completion_tokens", "token_ids": False},
             {"limit_name": "max_completion_tokens", "token_ids": False},
         ),
+        ({"no_top_k": -1}, {"no_top_k": -1}),
+        (
+            {"limit_name": "max_completion_tokens", "token_ids": False, "temperature": False, "sampling": False},
+            {"limit_name": "max_completion_tokens", "token_ids": False, "temperature": False, "sampling": False}
+            | {"continues": Continuing.NO, "stops": False},  # only greedy answers show them
+        ),
+        ({"trims": True}, {"trims": True, "continues": Continuing.NO}),
+        ({"trims": True, "continues": "always"}, {"trims": True, "continues": Continuing.NO}),
     ],
     ids=lambda given: "+".join(given) or "all",
 )
@@ -294,7 +317,54 @@ async def test_what_a_server_can_do_is_found(server: dict[str, Any], expected: d
     async with model.served() as pool:
         found = await find_capabilities(pool)
     assert found == replace(ALL, **({"tools": True, "cancels": False} | expected))
-    assert len(model.bodies) < 20
+    assert len(model.bodies) < 24
+
+
+@pytest.mark.parametrize("server", [{"no_top_k": -1}, {"temperature": False, "sampling": False}], ids="+".join)
+async def test_samples_are_asked_for_as_the_server_takes_them(server: dict[str, Any]) -> None:
+    model = TextModel(**server)
+    async with model.served() as pool:
+        generator = UrlGenerator(pool, await find_capabilities(pool))
+        outcome = await searched(generator, {"strategy": "self_consistency", "n": 4, "seed": 3})
+    assert len(outcome.tree.terminals) == 4
+    assert model.bodies[-1].get("top_k") == server.get("no_top_k")
+
+
+async def test_a_server_that_takes_few_choices_is_asked_for_one_at_a_time() -> None:
+    model = TextModel(most_choices=4, seeds=False)
+    async with model.served() as pool:
+        generator = UrlGenerator(pool, replace(ALL, seeds=False))
+        for _ in range(2):
+            outcome = await searched(generator, {"strategy": "self_consistency", "n": 8})
+            assert len(outcome.tree.terminals) == 8
+        assert [body.get("n", 1) for body in model.bodies if body["max_tokens"] > 1] == [8] + [1] * 16
+        model.refuses, asked_before = "much", len(model.bodies)
+        with pytest.raises(GeneratorRefused, match="no much here"):
+            await children(generator, asked(StopCondition.SOLUTION, 8))
+        assert len(model.bodies) - asked_before <= 16
+
+
+async def test_a_step_that_stays_blank_ends() -> None:
+    """As where a chat template trims what it continues, and nobody has found out."""
+    model = TextModel(trims=True)
+    async with model.served() as pool:
+        model.write = lambda seed, prompt, text, limit, stop=(): ([DELIMITER], "stop")  # type: ignore[method-assign]
+        [child] = await children(UrlGenerator(pool, ALL), asked(StopCondition.STEP, text="So."))
+    assert child.steps[0].end is StepEnd.LENGTH
+    assert len(model.bodies) == 16
+
+
+async def test_a_step_that_is_cut_is_written_again() -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "So it"}, "finish_reason": None}]}
+    ended = {"choices": [{"index": 0, "delta": {"content": " is.\n\nAnd"}, "finish_reason": None}]}
+    cut, whole = streams(event, done=b""), streams(event, ended)
+    async with RudeServer(cut, whole) as server:
+        pool = Pool(BackendSettings(url=server.url))
+        [child] = await children(UrlGenerator(pool, replace(ALL, stops=False)), asked(StopCondition.STEP))
+        [status] = pool.status()
+        await pool.aclose()
+    assert (child.steps[0].text, child.steps[0].end) == ("So it is.\n\n", StepEnd.DELIMITER)
+    assert (len(server.requests), status.answered, status.failed) == (2, 1, 1)
 
 
 async def test_a_server_that_answers_one_request_at_a_time_is_sent_one_at_a_time() -> None:
@@ -317,6 +387,11 @@ async def test_a_model_that_the_backend_has_not_is_refused_by_name() -> None:
     ("can", "settings", "reason"),
     [
         ({"continues": Continuing.NO}, {"strategy": "beam_search"}, "strategy: beam_search writes step by step"),
+        (
+            {"continues": Continuing.NO, "trims": True},
+            {"strategy": "beam_search"},
+            "strategy: beam_search writes step by step",
+        ),
         ({"continues": Continuing.NO}, {"strategy": "self_consistency", "n": 4}, None),
         ({"continues": Continuing.NO}, {"strategy": "select", "n": 4}, None),
         ({"continues": Continuing.NO}, {"strategy": "refine", "n": 4}, None),
@@ -331,6 +406,11 @@ def test_a_search_is_refused_by_the_setting_that_the_backend_cannot_do(
     lacks = replace(ALL, **can).lacks(parse_search(settings))
     assert (lacks or "").startswith(reason or "")
     assert (lacks is None) == (reason is None)
+
+
+def test_what_a_trimming_template_keeps_from_steps_a_tokenizer_gives() -> None:
+    lacks = replace(ALL, continues=Continuing.NO, trims=True).lacks(parse_search({"strategy": "beam_search"}))
+    assert "trims the message that it would continue, which generator.tokenizer avoids" in (lacks or "")
 
 
 async def test_a_backend_is_asked_once_when_the_application_is_built() -> None:

@@ -21,6 +21,7 @@ from rude_server import (
     event,
     good,
     hangs,
+    head,
     replies,
     says,
     streams,
@@ -126,6 +127,51 @@ async def test_a_call_that_fails_is_made_elsewhere_with_the_same_body(name: str)
         [first], [second] = bad.requests, well.requests
         assert first.body == second.body
         assert json.loads(first.body) == BODY
+
+
+@pytest.mark.parametrize(
+    ("headers", "end"),
+    [
+        ({}, b"data: [DONE]\n"),
+        ({}, b"data: [DONE]"),
+        ({}, b"data: [DONE]\r\n"),
+        ({"Content_Length": "100000"}, b"data: [DONE]\n\n"),
+        ({"Transfer_Encoding": "chunked"}, b"data: [DONE]\n\n"),
+    ],
+)
+async def test_a_stream_that_ends_behind_its_last_event_is_whole(headers: dict[str, str], end: bytes) -> None:
+    body = b"".join(map(event, EVENTS)) + end
+    if "Transfer_Encoding" in headers:  # the last chunk is missing
+        body = f"{len(body):x}\r\n".encode() + body + b"\r\n"
+    reply = says(head(kind="text/event-stream", **headers) + body)
+    async with RudeServer(reply) as server, pool_of(server) as pool:
+        assert await pool.collect(CHAT, BODY, deadline=soon(20)) == EVENTS
+        [status] = pool.status()
+    assert (len(server.requests), status.answered, status.failed) == (1, 1, 0)
+
+
+async def test_a_stream_may_begin_as_late_as_any_reply() -> None:
+    async def queues(write: Any, request: Any) -> None:
+        await write(STREAM)
+        await asyncio.sleep(1.0)
+        await write(b"".join(map(event, EVENTS)) + b"data: [DONE]\n\n")
+
+    async with RudeServer(queues) as server, pool_of(server, idle_s=0.2, reply_s=20) as pool:
+        assert await pool.collect(CHAT, BODY, deadline=soon(20)) == EVENTS
+    assert len(server.requests) == 1
+
+
+async def test_a_late_call_says_nothing_of_its_url_and_a_stream_that_is_closed_is_an_answer() -> None:
+    begins = hangs(STREAM + event(EVENTS[0]))
+    async with RudeServer(hangs(), hangs(), hangs(), begins) as server, pool_of(server) as pool:
+        for _ in range(3):
+            with pytest.raises(BackendError, match="deadline"):
+                await call(pool, False, 0.2)
+        [status] = pool.status()
+        assert (status.healthy, status.answered, status.failed) == (True, 0, 0)
+        first = await pool.collect(CHAT, BODY, deadline=soon(20), until=lambda: lambda event: True)
+        assert first == EVENTS[:1]
+        assert pool.status()[0].answered == 1
 
 
 @pytest.mark.parametrize("headers", [{}, {"Retry_After": "0.05"}])

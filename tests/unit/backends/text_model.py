@@ -59,6 +59,12 @@ class TextModel:
     n: bool = True
     usage: bool = True
     sampling: bool = True
+    no_top_k: int = 0
+    """The only ``top_k`` below 1 that it takes, unless it is greedy: -1 as in SGLang."""
+    temperature: bool = True
+    most_choices: int = 64
+    trims: bool = False
+    """Whether it trims messages, as chat templates of Llama 3 do."""
     token_ids: bool = True
     limit_name: str = "max_tokens"
     ends_unheard: bool = True
@@ -120,7 +126,8 @@ class TextModel:
         if self.refuses and self.refuses in json.dumps(body):
             return f"no {self.refuses} here"
         known = {
-            *("model", "messages", "temperature", "top_p", "stream", "stream_options", self.limit_name),
+            *("model", "messages", "stream", "stream_options", self.limit_name),
+            *(("temperature", "top_p") if self.temperature else ()),
             *(("prompt", "max_tokens", "return_token_ids") if self.token_ids else ()),
             *(("stop", "include_stop_str_in_output") if self.stops else ("stop",)),
             *(("seed",) if self.seeds else ()),
@@ -135,6 +142,10 @@ class TextModel:
         limit = body.get(self.limit_name, 16)
         if PROMPT_TOKENS + limit > CONTEXT:
             return f"{limit} tokens are more than the context holds behind {PROMPT_TOKENS}"
+        if body.get("top_k", 1) < 1 and body.get("temperature", 1) and body["top_k"] != self.no_top_k:
+            return f"top_k must be {self.no_top_k} or at least 1"
+        if body.get("n", 1) > self.most_choices:
+            return f"n must be at most {self.most_choices}"
         unknown = body.keys() - known
         return f"unknown fields: {sorted(unknown)}" if unknown else ""
 
@@ -154,6 +165,7 @@ class TextModel:
             final = last["role"] == "assistant"
             keeps = final and (self.continues == "always" or body.get("continue_final_message"))
             text = last["content"] if keeps else ""
+            text = text.rstrip() if self.trims else text
             prompt = json.dumps(before if keeps else body["messages"])
         else:
             prompt, text = "ids:", "".join(map(chr, body["prompt"]))

@@ -5,12 +5,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from cluster.cli import check_backend
 from cluster.cli.main import app
 from cluster.cli.serve import VOTE, welcome
 from cluster.launch import ray_runtime
@@ -18,6 +21,7 @@ from cluster.launch.application import Running
 from cluster.launch.backend import KEY_VARIABLE, backend_config
 from cluster.launch.config_file import app_config
 from cluster.launch.errors import LaunchError
+from deployments.backends.capabilities import Capabilities, Finding
 
 KEY = "sk-of-the-test"
 
@@ -135,6 +139,18 @@ def test_check_backend_takes_the_key_as_serve_does(
     for taken in (by_file, by_variable):  # this server answers no question, and says so
         assert "wants a key" not in taken.output
         assert "501" in taken.output
+
+
+def test_check_backend_shows_what_a_model_writes_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = "It is 4. [/INST] [bold]"
+
+    async def asked(*_: object) -> Capabilities:
+        return Capabilities("m", findings=(Finding("usage", True, "a question", written),))
+
+    monkeypatch.setattr(check_backend, "asked", asked)
+    shown = StringIO()
+    check_backend.show_backend("http://127.0.0.1:8000", None, None, Console(file=shown, width=200))
+    assert written in shown.getvalue()
 
 
 def banyan_serve(*arguments: str) -> tuple[int, str]:

@@ -73,6 +73,12 @@ async def test_the_list_of_models_shows_what_can_be_searched_with(matcher: Answe
             "search.strategy",
             "writes step by step",
         ),
+        (
+            {"continues": Continuing.NO},
+            {"messages": [*CHAT, {"role": "assistant", "content": "It"}], "continue_final_message": True},
+            "messages",
+            "cannot continue an answer that is begun",
+        ),
         ({}, {"search": {"strategy": "best_of_n", "n": 4}}, "search.strategy", "best_of_n needs rewards, and there is"),
         ({}, {"search": {"strategy": "refine", "n": 4}}, "search.strategy", "refine needs rewards with these settings"),
         ({}, {"search": {"strategy": "fuse", "weights": "rewards"}}, "search.strategy", "needs rewards with these"),
