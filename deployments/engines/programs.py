@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from deployments.sandbox import End, Limits, Run, Sandbox
+from deployments.sandbox import End, Limits, Run, Sandbox, SandboxBusy
 from deployments.sandbox.sandbox import MEMORY_ERROR, TIME_ERROR
 from search.answers.programs import OPENING, Program, programs
 from search.ports import ToolRequest
@@ -19,6 +19,9 @@ from search.tools.import_path import imported_async_function
 
 WORKERS = 2
 """Programs of a replica that run at one time; others wait. They take the time of its processors from the engine."""
+WAIT_ERROR = "TimeoutError: too many programs are run, and there was no room for this one in time"
+LIMIT_ERRORS = (TIME_ERROR, MEMORY_ERROR, WAIT_ERROR)
+"""After these a program has left no variables."""
 CUT = "[the output is cut]\n"
 
 
@@ -39,11 +42,8 @@ class ProgramRunner:
         self._closing: asyncio.Task[None] | None = None
 
     async def run(self, tool: ToolRequest, solution: str) -> ProgramRun:
-        """Runs the program with which the text of a path's solution ends.
-
-        Raises:
-            SandboxBusy: too many programs wait.
-        """
+        """Runs the program with which the text of a path's solution ends. Where too many programs wait, it is told so
+        as after a time limit."""
         written = list(programs(solution))
         if len(written) > tool.calls:
             return ProgramRun(f"RuntimeError: no more than {tool.calls} programs may be run\n", failed=True)
@@ -51,7 +51,10 @@ class ProgramRunner:
             return await _by_function(tool, [each.source for each in written])
         sources = [each.source for each in _with_variables(written)]
         limits = Limits(tool.seconds, tool.memory_bytes, tool.output_chars)
-        runs = await (await self._opened()).run(sources, limits, _seed(solution))
+        try:
+            runs = await (await self._opened()).run(sources, limits, _seed(solution))
+        except SandboxBusy:  # a fault of this branch alone
+            return ProgramRun(f"{WAIT_ERROR}\n", failed=True, timed_out=True)
         # An earlier program that met the limit only now has left other variables than before.
         return _shown(runs[-1])._replace(timed_out=any(run.ended is End.TIME for run in runs))
 
@@ -73,7 +76,7 @@ def _with_variables(written: Sequence[Program]) -> Sequence[Program]:
     """The programs that run for the last of ``written``: those behind the last one that met a limit."""
     first = 0
     for number, each in enumerate(written[:-1], 1):
-        if each.output is not None and each.output.rstrip().rpartition("\n")[2].startswith((TIME_ERROR, MEMORY_ERROR)):
+        if each.output is not None and each.output.rstrip().rpartition("\n")[2].startswith(LIMIT_ERRORS):
             first = number
     return written[first:]
 

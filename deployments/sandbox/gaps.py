@@ -4,12 +4,14 @@ Wildcard imports are written out before a program runs. An error for lack of som
 program would have in Python, too.
 """
 
+import ast
 import builtins
 import re
 import sys
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from types import FunctionType
 
 from pydantic import TypeAdapter
 
@@ -43,7 +45,9 @@ _WILDCARD = re.compile(
     r"(?m)(?P<begin>^|;)(?P<space>[^\S\n]*)from[^\S\n]+(?P<module>\w+(?:\.\w+)*)[^\S\n]+import[^\S\n]*\*"
 )
 _ERROR = re.compile(
-    r"(?P<own>NotImplementedError: The monty |RuntimeError: Internal error in monty: )"
+    r"(?P<own>NotImplementedError: The monty |RuntimeError: Internal error in monty: "
+    r"|(?:NotImplementedError|TypeError): .*\bnot yet support)"
+    r"|(?P<generator>TypeError: 'list' object is not an iterator)"
     r"|NameError: name '(?P<name>\w+)' is not defined"
     r"|ModuleNotFoundError: No module named '(?P<missing>\w+)"
     r"|ImportError: cannot import name '(?P<imported>\w+)' from '(?P<source>\w+)'"
@@ -109,9 +113,18 @@ def is_gap(error: str, program: str) -> bool:
     if module := found["source"] or found["module"]:
         return _has(module, found["imported"] or found["member"])
     if name := found["type"]:
-        kind = getattr(builtins, name, None)
+        kind = FunctionType if name == "function" else getattr(builtins, name, None)
         return isinstance(kind, type) and hasattr(kind, found["attribute"])
+    if found["generator"]:  # they are made at once, as lists
+        return _has_generator(program)
     return True
+
+
+def _has_generator(program: str) -> bool:
+    try:
+        return any(isinstance(each, ast.GeneratorExp) for each in ast.walk(ast.parse(program)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def _has(module: str, name: str) -> bool:

@@ -1,5 +1,7 @@
 """Trials of programs: a candidate runs in a session of its own, and the checks of its question after it."""
 
+import ast
+import re
 from typing import NamedTuple
 
 from deployments.sandbox.gaps import is_gap
@@ -8,6 +10,8 @@ from search.answers.checks import Checks, Outcome, has_passed, shown
 
 TOTAL = 4
 """Most time that all checks of a program may take together, as a multiple of the limit of one."""
+_IS_MAIN = ("__name__ == '__main__'", "'__main__' == __name__")
+_LINES = re.compile(r"\r\n|\r|\n")
 UNSURE = frozenset({End.TIME, End.CRASH})
 """Ends that another attempt may change."""
 
@@ -34,10 +38,10 @@ async def try_program(sandbox: Sandbox, limits: Limits, program: str, checks: Ch
     outcomes: list[Outcome] = []
     passed = 0
     async with sandbox.session(limits) as session:
-        given = await session.run(checks.setup) if checks.setup else None
-        if given is None or given.ended.keeps_state:
-            given = await session.run(program)
+        setup = await session.run(checks.setup) if checks.setup else None
+        given = await session.run(as_module(program))  # after a limit of the question's own in an empty session
         failure, ended, seconds = given.error, given.ended, given.seconds
+        cut = setup is not None and setup.ended in UNSURE
         for check in checks.checks:
             if failure is None:
                 run = await session.run(shown(check.source))
@@ -50,5 +54,24 @@ async def try_program(sandbox: Sandbox, limits: Limits, program: str, checks: Ch
             else:
                 outcomes.append(Outcome("", failure))
     share = passed / len(checks.checks) if checks.checks else float(failure is None)
-    lacking = any(is_gap(error, program) for error in (failure or "", *(outcome.error for outcome in outcomes)))
-    return Trial(tuple(outcomes), share, ended in UNSURE, lacking)
+    errors = [failure or "", *(outcome.error for outcome in outcomes)]
+    lacking = any(is_gap(error, program) for error in errors)
+    if setup is not None and setup.error and is_gap(setup.error, checks.setup):  # so its names are missing
+        lacking = lacking or any(error.startswith("NameError:") for error in errors)
+    return Trial(tuple(outcomes), share, cut or ended in UNSURE, lacking)
+
+
+def as_module(program: str) -> str:
+    """``program`` as if it were imported, as those who grade it do: without top-level
+    ``if __name__ == "__main__":`` statements, which may read input."""
+    if "__main__" not in program:
+        return program
+    try:
+        statements = ast.parse(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return program
+    lines = _LINES.split(program)
+    for each in statements:
+        if isinstance(each, ast.If) and not each.orelse and ast.unparse(each.test) in _IS_MAIN:
+            lines[each.lineno - 1 : each.end_lineno] = [""] * ((each.end_lineno or each.lineno) - each.lineno + 1)
+    return "\n".join(lines)

@@ -8,7 +8,7 @@ from functools import partial
 
 from deployments.sandbox import Limits, Sandbox, SandboxBusy
 from deployments.sandbox.trials import Trial, try_program
-from search.answers.checks import Checks, Outcome, failed_checks
+from search.answers.checks import Checks, Outcome, as_compared, failed_checks
 from search.answers.code_answer import code_answer
 from search.answers.equivalence import WAIT_S, Grouping
 from search.ports import ScoreRequest, StepScorer
@@ -117,4 +117,4 @@ class _Behaviors:
         if trial.lacking or (fails and not trial.unsure):
             self._known[program] = program
         elif not trial.unsure:
-            self._known[program] = trial.outcomes
+            self._known[program] = tuple(map(as_compared, trial.outcomes))

@@ -7,6 +7,7 @@ assertion. This module reads them and judges outcomes; it runs nothing.
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE, DocTestParser, OutputChecker
 from functools import lru_cache
 from itertools import islice
@@ -28,12 +29,15 @@ _OPENING = re.compile(r"(?:\"\"\"|''')[ \t]*(?=>>>)")
 _QUOTES = re.compile(r"(?:\"\"\"|''')[ \t]*$|^[ \t]{0,12}(?:`{3}|~{3}).*$", re.MULTILINE)
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_]\w{0,127}\(")
 _SHOWS = re.compile(r"==?>|[-=]=?>|==?|[➞→⟹]|#? ?\b(?:should )?returns?\b|\bgives\b", re.IGNORECASE)
+_OPERATOR = re.compile(r"(?:[\d)\]]\s*-|[\w)\]]\s*[*+/%]|\bnot\s)`?\s*$|(?:^|[\s(=])-`?$")
+"""Before a call: the value that is stated is not the call's own. A dash with a space behind it may be a list's."""
 _LITERAL = re.compile(r"[-+.\d'\"\[({]|[bBrRuU]{1,2}['\"]|(?:True|False|None)\b")
 """Beginning of a literal: to parse every text would take long."""
 _MAX_LINE_CHARS = 512
 _MAX_SIGNS = 4
 """Signs in a line that are tried, from the first."""
 _SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -85,7 +89,7 @@ def shown(source: str) -> str:
         return source
     try:
         before, value = ast.unparse(ast.Module(tree.body[:-1], [])), ast.unparse(last.value)
-    except RecursionError:
+    except (RecursionError, ValueError):  # such as an integer of thousands of digits
         return source
     return f"{before}\n_ = {value}\nif _ is not None:\n    print(repr(_))\n"
 
@@ -103,6 +107,29 @@ def has_passed(check: Check, outcome: Outcome) -> bool:
         return bool(_value(wanted) == _value(outcome.output))
     except ValueError:
         return False
+
+
+def as_compared(outcome: Outcome) -> Outcome:
+    """An outcome by which programs that do the same are equal: sets and dicts have an order of their own, and objects
+    no address."""
+    text = _ADDRESS.sub(" at 0x", outcome.output)
+    if "{" in text:
+        with suppress(ValueError, RecursionError):
+            text = repr(_ordered(_value(text)))
+    return outcome._replace(output=text)
+
+
+def _ordered(value: Any) -> Any:
+    """A literal's value with its sets and dicts as sorted lists."""
+    match value:
+        case dict():
+            return ["{:}", *sorted(([_ordered(key), _ordered(of_key)] for key, of_key in value.items()), key=repr)]
+        case set():
+            return ["{}", *sorted(map(_ordered, value), key=repr)]
+        case list() | tuple():
+            return [type(value).__name__, *map(_ordered, value)]
+        case _:
+            return value
 
 
 def failed_checks(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> str:
@@ -128,7 +155,7 @@ def checks_of(question: str, given: tuple[Check, ...] | None = None) -> Checks |
         given = tuple(examples_of(question)) or None
     if given is None:
         return None
-    short = question[:MAX_EXAMPLES_CHARS]
+    short = _with_newlines(question[:MAX_EXAMPLES_CHARS])
     return Checks(code_answer(short) or short, given)
 
 
@@ -136,7 +163,7 @@ def examples_of(question: str) -> list[Check]:
     """The examples in a question, at most `MAX_CHECKS`: those at Python's prompt (``>>> f(1)`` and below it ``2``), and
     calls of literals with the value that they return (``f(1) == 2``, ``f(1) -> 2``, ``f(1) returns 2``). Also
     ``>>> f(1) == 2`` with nothing below it means that this is true."""
-    text = _QUOTES.sub("\n", _OPENING.sub("", question[:MAX_EXAMPLES_CHARS]))
+    text = _QUOTES.sub("\n", _OPENING.sub("", _with_newlines(question[:MAX_EXAMPLES_CHARS])))
     found = (
         check
         for paragraph in _PARAGRAPHS.split(text)
@@ -171,6 +198,11 @@ def _stated(paragraph: str) -> Iterator[Check]:
         begins = _CALL.search(line) if len(line) <= _MAX_LINE_CHARS else None
         if begins is None:
             continue
+        if asserted := _asserted(line.replace("`", " ").strip()):
+            yield asserted
+            continue
+        if _OPERATOR.search(line, 0, begins.start()):
+            continue
         text = line[begins.start() :].replace("`", " ")
         for shows in islice(_SHOWS.finditer(text), _MAX_SIGNS):
             call = text[: shows.start()].rstrip(" \t#")
@@ -178,6 +210,25 @@ def _stated(paragraph: str) -> Iterator[Check]:
             if value is not None and _is_call_of_literals(call):
                 yield Check(call, "" if value == "None" else value)
                 break
+
+
+def _asserted(line: str) -> Check | None:
+    """The check of an assertion, which may have a message; None if the line is none."""
+    if not line.startswith("assert "):
+        return None
+    try:
+        [statement] = ast.parse(line).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    assert isinstance(statement, ast.Assert)
+    test = statement.test
+    if isinstance(test, ast.Compare) and isinstance(test.left, ast.Call) and isinstance(test.ops[0], ast.Eq):
+        call, value = (ast.get_source_segment(line, each) or "" for each in (test.left, test.comparators[0]))
+        if len(test.ops) == 1 and _stated_value(value) == value and _is_call_of_literals(call):
+            return Check(call, "" if value == "None" else value)
+    calls = [each for each in ast.walk(test) if isinstance(each, ast.Call) and isinstance(each.func, ast.Name)]
+    of_literals = all(_is_call_of_literals(ast.get_source_segment(line, each) or "") for each in calls)
+    return Check(line) if calls and of_literals else None
 
 
 def _stated_value(text: str) -> str | None:
@@ -221,8 +272,12 @@ def _value(literal: str) -> Any:
         raise ValueError("too long")
     try:
         return ast.literal_eval(literal.strip())
-    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError) as error:
         raise ValueError("no literal") from error
+
+
+def _with_newlines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _line(text: str) -> str:

@@ -115,6 +115,37 @@ async def test_nothing_is_known_of_a_program_for_which_the_sandbox_lacks_somethi
     assert (rows, rows.unsure) == ([[reward], [1.0]], frozenset())
 
 
+MAIN = "if __name__ == '__main__':\n    n = int(input('n? '))\n    print(f(n))"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        f"def f(x):\n    return x + 1\n\n{MAIN}\n",
+        f"{MAIN}  # of its own\n\ndef f(x):\n    return x + 1\n",
+        f'text = """\n{MAIN}\n"""\ndef f(x):\n    return x + len(text) - len(text) + 1\n',
+        f"def f(x):\r\n    return x + 1\r\n{MAIN}\r\n",
+    ],
+)
+async def test_a_program_runs_as_if_it_were_imported(scorer: ExecutionScorer, program: str) -> None:
+    assert await scorer.score(asked((f"```python\n{program}```",))) == [[1.0]]
+
+
+async def test_a_question_whose_own_program_fails_or_never_ends_spoils_no_candidate() -> None:
+    program, check = "def f(x): return x + 1\n", (Check("f(1)", "2"),)
+    async with Sandbox(1) as sandbox:
+        cut = await try_program(sandbox, SHORT.limits, program, Checks("while True: pass", check))
+        imports = Checks("import heapq", check)
+        needs = "def f(x): return heapq.nsmallest(1, [x + 1])[0]\n"
+        lacking = await try_program(sandbox, Limits(), needs, imports)
+        known = await try_program(sandbox, Limits(), program, imports)
+        wrong = await try_program(sandbox, Limits(), "def f(x): return y\n", Checks("1 / 0", check))
+    assert (cut.share, cut.unsure, cut.lacking) == (1.0, True, False)
+    assert (lacking.share, lacking.lacking) == (0.0, True)
+    assert (known.share, known.unsure, known.lacking) == (1.0, False, False)
+    assert (wrong.share, wrong.lacking) == (0.0, False)
+
+
 async def test_a_check_sees_what_earlier_ones_left_and_a_new_program_sees_nothing() -> None:
     unknown = Check("secret", "Traceback (most recent call last):\nNameError: not defined")
     checks = Checks(checks=(Check("x = f(1)", ""), Check("x", "2"), unknown))
@@ -192,6 +223,9 @@ async def test_programs_that_do_the_same_are_one_answer() -> None:
     assert found == ([[0, 2, 4], [1], [3], [5]], 0, False)
     assert await grouped(programs, CHECKS, HEAP, HEAP + "#", HEAP) == ([[0, 2], [1]], 0, False)
     assert await grouped(programs, Checks(), right, other, right) == ([[0, 2], [1]], 0, False)
+    sets = Checks(checks=(Check("f([3, 1, 2])", "{1, 2, 3}"),))
+    of_sets = "f = set", "f = lambda x: set(sorted(x))", "f = lambda x: {1, 2}"
+    assert await grouped(programs, sets, *of_sets) == ([[0, 1], [2]], 0, False)
     await programs.aclose()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.processes import has_ended
 from deployments.config import AppConfig
-from deployments.engines.programs import ProgramRun, ProgramRunner
+from deployments.engines.programs import WAIT_ERROR, ProgramRun, ProgramRunner
 from search.answers.programs import output_block, program_answer
 from search.ports import ToolRequest
 
@@ -118,6 +118,20 @@ def test_the_tool_is_off_unless_set_and_an_extractor_may_be_programs() -> None:
     assert config.controller.tools.python is not None
     assert config.controller.tools.python.request == (4, 5.0, 128 << 20, 2000, "")
     assert config.controller.extractor is program_answer
+
+
+async def test_where_too_many_programs_wait_each_is_told_so(
+    runner: ProgramRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it has left no variables: the program behind it does not run it again."""
+    with monkeypatch.context() as full:
+        sandbox = await runner._opened()
+        full.setattr(sandbox, "_wait_s", 0.0)
+        full.setattr(sandbox, "_free", asyncio.Semaphore(0))
+        first = await runner.run(TOOL, fenced("x = 1"))
+    assert first == (f"{WAIT_ERROR}\n", True, True)
+    text = fenced("x = 1") + output_block(first.output) + fenced("print(x)")
+    assert (await runner.run(TOOL, text)).output == "NameError: name 'x' is not defined\n"
 
 
 async def test_an_earlier_program_that_meets_its_limit_only_now_is_counted(runner: ProgramRunner) -> None:

@@ -75,7 +75,11 @@ async def test_the_list_of_models_shows_what_can_be_searched_with(matcher: Answe
         ),
         (
             {"continues": Continuing.NO},
-            {"messages": [*CHAT, {"role": "assistant", "content": "It"}], "continue_final_message": True},
+            {
+                "messages": [*CHAT, {"role": "assistant", "content": "It"}],
+                "continue_final_message": True,
+                "search": {"strategy": "greedy"},
+            },
             "messages",
             "cannot continue an answer that is begun",
         ),

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from search.answers.checks import MAX_TOLD, Check, Outcome, checks_of, examples_of, failed_checks, has_passed, shown
+from search.answers.checks import (
+    MAX_TOLD,
+    Check,
+    Outcome,
+    as_compared,
+    checks_of,
+    examples_of,
+    failed_checks,
+    has_passed,
+    shown,
+)
 from search.answers.code_answer import MAX_PROGRAM_CHARS, CodeBlock, code_block
 from search.settings import SearchSettings, parse_search
 
@@ -73,6 +83,18 @@ def test_examples_at_the_prompt_are_those_of_doctest(parts: list[list[str]], ind
         ("f(1) => true", Check("f(1)", "True")),
         ("f(-1) -> None", Check("f(-1)", "")),
         ("assert f(2) == 3", Check("f(2)", "3")),
+        ("`assert f(2) == 3, 'f(2)'`", Check("f(2)", "3")),
+        ('assert f(2) == 3, "Test 1"', Check("f(2)", "3")),
+        ("assert f(2) is None", Check("assert f(2) is None")),
+        ("assert not f(1) == True", Check("assert not f(1) == True")),
+        ("assert -f(1) == 2", Check("assert -f(1) == 2")),
+        ("assert f(x) == 2", None),
+        ("2 * f(1) == 4", None),
+        ("not f(1) == True", None),
+        ("1 - f(1) = 2", None),
+        ("- f(1) == 2", Check("f(1)", "2")),
+        ("* `f(1)` returns 2", Check("f(1)", "2")),
+        ("Example - f(1) == 2", Check("f(1)", "2")),
         (">>> f(2) == 3", Check("assert (f(2) == 3\n)")),
         ("f(5) = 3 + 2 = 5", None),
         ("f(x) == 2", None),
@@ -83,6 +105,38 @@ def test_examples_at_the_prompt_are_those_of_doctest(parts: list[list[str]], ind
 )
 def test_calls_with_their_values_are_examples_too(line: str, check: Check | None) -> None:
     assert examples_of(f"Do it.\n\n{line}\n\nThanks.") == ([check] if check else [])
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\r"])
+def test_questions_may_have_any_newlines(newline: str) -> None:
+    question = 'def f(x):\n    """Adds.\n\n    >>> f(1)\n    2\n\n    So it does.\n    """\n'
+    assert checks_of(question.replace("\n", newline)) == checks_of(question)
+    assert examples_of(question) == [Check("f(1)\n", "2\n")]
+
+
+def test_what_python_cannot_write_again_is_no_failure() -> None:
+    long = f"f(0x{'f' * 4000})"
+    assert shown(long) == long
+    assert not has_passed(Check("f(1)", "2"), Outcome("9" * 400 + "+1j"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("{3, 1, 2}", "{1, 2, 3}\n", True),
+        ("[{'a': {2, 1}}, ({1: 2, 3: 4},)]", "[{'a': {1, 2}}, ({3: 4, 1: 2},)]", True),
+        ("{1, 2}", "{1, 2, 3}", False),
+        ("{1: 2}", "{1: 3}", False),
+        ("{1: 1}", "{1: True}", False),
+        ("[{1}]", "({1},)", False),
+        ("[1, 2]", "[2, 1]", False),
+        ("<A object at 0x50>", "<A object at 0x7f>", True),
+        ("{x", "{y", False),
+    ],
+)
+def test_programs_do_the_same_whatever_the_order_of_their_sets(one: str, other: str, same: bool) -> None:
+    assert (as_compared(Outcome(one)) == as_compared(Outcome(other))) is same
+    assert as_compared(Outcome(one, "E")) != as_compared(Outcome(one))
 
 
 @pytest.mark.parametrize(
