@@ -280,7 +280,11 @@ class UrlGenerator:
         one = await self._written(request, item, first, deadline)  # raises where the request itself is refused
         self._has_n = False
         rest = [self._written(request, item, branch, deadline) for branch in others]
-        return [*one, *(each for written in await asyncio.gather(*rest) for each in written)]
+        for each in await asyncio.gather(*rest, return_exceptions=True):  # none is left running where another fails
+            if isinstance(each, BaseException):
+                raise each
+            one += each
+        return one
 
     async def _step(self, request: ExpandRequest, item: ExpandItem, branch: Branch, deadline: float) -> Child:
         """Writes one step. One that is blank so far goes on in another request, under a seed of its own."""

@@ -302,8 +302,8 @@ def test_a_start_that_fails_is_recorded(tmp_path: Path, short: Path) -> None:
 
 
 def test_a_start_that_takes_too_long_is_recorded(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.start.application.START_S", 0.5)
-    with started_application(checkout_with(tmp_path), short / "1", os.environ) as application:
+    monkeypatch.setattr("benchmarks.start.application.START_S", 3.0)
+    with started_application(checkout_with(tmp_path, "time.sleep(600)"), short / "1", os.environ) as application:
         start = application.wait_first_answer()
     assert (start.seconds, start.failure) == (None, None)
     assert list(start.parts)[-1] == "starting deployments"
