@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from unittest.mock import patch
@@ -200,7 +201,8 @@ def are_alike(rights: Iterable[bool]) -> bool:
 
 
 def results_of(side: str, pools: Mapping[str, Sequence[PoolSolution]], rows: RowFile) -> dict[str, ReadProblem]:
-    """Vote and reading of each problem that has a row, or that reading cannot change, up to the first one without."""
+    """Vote and reading of each problem that has a row, or that reading cannot change: of a side that only chooses up to
+    the first problem that has neither. What others lack is told by `bounds_of`."""
     found: dict[str, ReadProblem] = {}
     for problem, solutions in pools.items():
         pool = solutions[: SIDES[side]["n"]]
@@ -211,9 +213,24 @@ def results_of(side: str, pools: Mapping[str, Sequence[PoolSolution]], rows: Row
             found[problem] = unread(pool)._replace(read=row["correct"], **costs)
         elif side in ONLY_CHOOSING and are_alike(each.correct for each in pool):
             found[problem] = unread(pool)
-        else:
+        elif side in ONLY_CHOOSING:
             break
     return found
+
+
+def bounds_of(side: str, results: Mapping[str, ReadProblem], pools: Mapping[str, Sequence[PoolSolution]]) -> Row:
+    """What a side would have at most, if all problems before the last one that was read were right that were not. They
+    are those whose reading took longest, so the others alone say too much for it. Empty if there are none."""
+    number = 1 + max(index for index, problem in enumerate(pools) if problem in results)
+    votes = {problem: unread(pool[: SIDES[side]["n"]]).vote for problem, pool in islice(pools.items(), number)}
+    if not (left := votes.keys() - results.keys()):
+        return {}
+    right = sum(each.read for each in results.values()) + len(left)
+    return {
+        "not read": len(left),
+        "right at most": round(right / number, 4),
+        f"majority of {SIDES[side]['n']} there": round(statistics.fmean(votes.values()), 4),
+    }
 
 
 def figures_of(results: Mapping[str, ReadProblem], majorities: Mapping[str, Mapping[str, ReadProblem]]) -> Row:
@@ -256,7 +273,8 @@ async def compared(gsm8k: Path) -> Row:
             for side in SIDES:
                 results = results_of(side, pools, rows)
                 if any(each.written_tokens for each in results.values()):
-                    figures[f"{split}, {side}"] = figures_of(results, votes) | card_of(side, results)
+                    found = figures_of(results, votes) | bounds_of(side, results, pools)
+                    figures[f"{split}, {side}"] = found | card_of(side, results)
         return figures
     finally:
         matcher.close()
@@ -353,6 +371,10 @@ def report(gsm8k: Gsm8k, keep: Keep = False) -> None:
         for name, each in found.items()
         if name.startswith("less ")
     ]
+    for side, found in figures.items():
+        if "right at most" in found:
+            most = round(found["right at most"] - found["majority of 8 there"], 4)
+            claims.append(claim(f"{side}: right at most, less the majority of 8", most, "above 0", most > 0))
     console.print_json(data=figures)
     show_claims(console, claims)
     if keep:

@@ -9,6 +9,7 @@ from benchmarks.reading import (
     SIDES,
     KeptSolutions,
     are_alike,
+    bounds_of,
     card_of,
     environment_of,
     figures_of,
@@ -93,6 +94,15 @@ def test_a_side_is_compared_with_votes_on_its_own_problems() -> None:
     assert (found["written_tokens_where_read"], found["prompt_tokens_where_read"]) == (20, 300)
     assert (found["less majority"]["difference"], found["less majority"]["right"]) == (0.5, 0.5)
     assert found["less majority"]["tokens"] == 300
+
+
+def test_problems_that_were_not_read_bound_what_a_side_may_have() -> None:
+    right, wrong = ([PoolSolution(10, is_right, ord("a"))] * 8 for is_right in (True, False))
+    pools = {"p": right, "q": wrong, "r": right, "s": wrong, "later": right}
+    read = {"p": unread(right)._replace(read=False), "s": unread(wrong)._replace(read=True)}
+    found = bounds_of("fuse-8", read, pools)
+    assert found == {"not read": 2, "right at most": 0.75, "majority of 8 there": 0.5}
+    assert bounds_of("fuse-8", {"p": unread(right)}, pools) == {}
 
 
 def test_every_side_but_refine_has_a_card() -> None:
