@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from search.answers.checks import MAX_CHECK_CHARS, MAX_CHECKS, MAX_CHECKS_CHARS, Check, parsed_check
+from search.answers.checks import MAX_CHECK_CHARS, MAX_CHECKS, MAX_CHECKS_CHARS, Check, parsed_python
 from search.budget import Budget
 from search.caps import Cap, CappedSetting, capped_settings, check_marks
 from search.strategies.base import Strategy
@@ -91,7 +91,7 @@ class WrittenCheck(BaseModel):
     @field_validator("input")
     @classmethod
     def _is_python(cls, source: str) -> str:
-        parsed_check(source)
+        parsed_python(source)
         return source
 
 

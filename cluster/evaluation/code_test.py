@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from search.answers.checks import parsed_python
 from search.answers.equivalence import AnswerMatcher
 
 SCRIPT = Path(__file__).with_name("code_test_process.py")
@@ -119,8 +120,8 @@ def code_question(fields: Mapping[str, Any]) -> str | None:
 def _called(test: str) -> str | None:
     """The function that an assertion calls first, as it is read."""
     try:
-        calls = [node for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        calls = [node for node in ast.walk(parsed_python(test)) if isinstance(node, ast.Call)]
+    except ValueError:
         return None
     names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
     return next((name for name in names if not hasattr(builtins, name)), None)

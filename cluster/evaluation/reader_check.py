@@ -172,7 +172,7 @@ def fit_reader_card(
             f"problems: {len(read)}, of which {undecided} have a right solution and another one; a card needs at least "
             f"{MIN_PROBLEMS} and {MIN_OPEN}"
         )
-    readings = sum(each.readings for each in read)
+    readings, thresholds = sum(each.readings for each in read), reading.thresholds
     settings = {key: value for key, value in reading.search.items() if key not in ("strategy", "contested")}
     return ReaderCard(
         strategy=str(reading.search["strategy"]),
@@ -185,8 +185,8 @@ def fit_reader_card(
         pool=_share([each.in_pool for each in read]),
         solution_tokens=_share([each.solution_tokens for each in read]),
         abstained=round(sum(each.abstained for each in read) / readings, DIGITS) if readings else None,
-        readings=tuple(_measured(read, contested) for contested in reading.thresholds),
-        use=_recommended(read, reading.thresholds),
+        readings=tuple(_measured(read, contested) for contested in thresholds),
+        use=_recommended(read, thresholds),
     )
 
 

@@ -167,7 +167,6 @@ class _Probes:
         self._found: list[Finding] = []
         self._base: Json = {}
         self._limit = "max_tokens"
-        self._trims = False
 
     async def run(self, model: str | None) -> Capabilities:
         name, context = await self._model(model)
@@ -197,8 +196,8 @@ class _Probes:
         if can.thinks:
             self._note("continues a final message", False, "nothing", "its answers begin with thinking")
         else:
-            continues = await self._continues(said)
-            can = replace(can, continues=continues, trims=self._trims, stops=await self._stops(said))
+            continues, trims = await self._continues(said)
+            can = replace(can, continues=continues, trims=trims, stops=await self._stops(said))
         can = replace(can, token_ids=await self._token_ids(name), cancels=await self._cancels(context))
         can = replace(can, concurrent=await self._concurrent())
         return replace(can, findings=tuple(self._found))
@@ -254,15 +253,15 @@ class _Probes:
             lambda reply: reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather",
         )
 
-    async def _continues(self, said: str) -> Continuing:
-        """Whether the backend continues the first half of its own greedy answer by the other half."""
+    async def _continues(self, said: str) -> tuple[Continuing, bool]:
+        """How the backend continues the first half of its own greedy answer by the other half; and whether it would,
+        did it not trim what it continues."""
         half = _half(said)
         if half is None:
             self._note("continues a final message", None, "nothing", f"its answer is too short: {said[:SHOWN]!r}")
-            return Continuing.NO
+            return Continuing.NO, False
         turn = [*self._base["messages"], {"role": "assistant", "content": half}]
         flags = {"continue_final_message": True, "add_generation_prompt": False}
-
         rest = ""
 
         def continued(reply: Json) -> bool:
@@ -270,21 +269,22 @@ class _Probes:
             rest = _said(reply)[0]
             return _agree(half + rest, said, beyond=half)
 
-        if await self._takes("continues a final message, asked", {"messages": turn, **flags}, continued):
-            return Continuing.ASKED if await self._keeps_delimiters(half, rest, flags) else Continuing.NO
-        if await self._takes("continues a final message, unasked", {"messages": turn}, continued):
-            return Continuing.ALWAYS if await self._keeps_delimiters(half, rest, {}) else Continuing.NO
-        return Continuing.NO
+        for way, fields in ((Continuing.ASKED, flags), (Continuing.ALWAYS, {})):
+            how = "asked" if fields else "unasked"
+            if await self._takes(f"continues a final message, {how}", {"messages": turn, **fields}, continued):
+                trims = await self._trims(half, rest, fields)
+                return (Continuing.NO if trims else way), trims
+        return Continuing.NO, False
 
-    async def _keeps_delimiters(self, half: str, rest: str, flags: Json) -> bool:
-        """Whether a message that ends with a step delimiter is continued behind that, by another text than ``rest``,
-        which continues ``half``. Chat templates may trim messages, as those of Llama 3 and Gemma do: the model would
-        write the delimiter again and again."""
+    async def _trims(self, half: str, rest: str, fields: Json) -> bool:
+        """Whether ``half`` with a step delimiter behind it is continued by ``rest``, as without, or refused. Chat
+        templates may trim messages, as those of Llama 3 and Gemma do: the model would write the delimiter again and
+        again."""
         turn = [*self._base["messages"], {"role": "assistant", "content": half + DELIMITER}]
-        self._trims = await self._text({"messages": turn, **flags}) in (None, rest)
-        shown = "the same as without, or a refusal" if self._trims else "another text than without"
-        self._note("keeps a delimiter at the end of it", not self._trims, "half an answer with a delimiter", shown)
-        return not self._trims
+        trims = await self._text({"messages": turn, **fields}) in (None, rest)
+        shown = "the same as without, or a refusal" if trims else "another text than without"
+        self._note("keeps a delimiter at the end of it", not trims, "half an answer with a delimiter", shown)
+        return trims
 
     async def _stops(self, said: str) -> bool:
         words = said.split()

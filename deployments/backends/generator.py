@@ -18,6 +18,7 @@ from deployments.backends.capabilities import Capabilities, Continuing
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.texts import is_blank, shares, split_steps, token_counts
 from deployments.backends.usage import Usage, estimated_tokens
+from deployments.backends.wire import Until
 from search.errors import GeneratorError, GeneratorRefused, SchemaRefused
 from search.ports import (
     Branch,
@@ -37,8 +38,8 @@ GROUP_S = 0.004
 THINKING = ("<think>\n", "\n</think>\n\n")
 """The marks of a thought that a backend tells apart, in the text of its step."""
 MAX_PROMPTS = 4096
-MAX_REQUESTS = 16
-"""Of a step that stays blank."""
+MAX_BLANK_REQUESTS = 16
+"""Requests for a step of which none writes more than blanks; then it ends."""
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 CONTINUE = {"continue_final_message": True, "add_generation_prompt": False}
@@ -64,7 +65,7 @@ class Calls(Protocol):
         *,
         deadline: float,
         near: str = "",
-        until: Callable[[], Callable[[Json], bool]] | None = None,
+        until: Until | None = None,
     ) -> list[Json]: ...
 
     def call_one_at_a_time(self) -> None: ...
@@ -269,8 +270,8 @@ class UrlGenerator:
     async def _together(
         self, request: ExpandRequest, item: ExpandItem, branches: Sequence[Branch], deadline: float
     ) -> list[Written]:
-        """The branches of one request. A server that refuses so many choices is asked for one at a time from then
-        on."""
+        """What the backend writes for these branches, by one request. If it refuses so many choices, it gets a request
+        for each branch, from then on for all."""
         first, *others = branches
         try:
             return await self._written(request, item, first, deadline, choices=len(branches))
@@ -292,7 +293,7 @@ class UrlGenerator:
         requests = 1
         while step.end is StepEnd.DELIMITER and is_blank(step.text, self._delimiter):
             left, requests = branch.max_tokens - max(1, step.tokens), requests + 1
-            if left < 1 or requests > MAX_REQUESTS:
+            if left < 1 or requests > MAX_BLANK_REQUESTS:
                 step = step._replace(end=StepEnd.LENGTH)
                 break
             size = len(step.text) if step.token_ids is None else len(step.token_ids)

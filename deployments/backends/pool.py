@@ -19,7 +19,7 @@ from deployments.backends.errors import BackendError, Fault
 from deployments.backends.limits import CallLimit, MinuteLimit
 from deployments.backends.settings import BackendSettings, UrlSettings
 from deployments.backends.usage import BYTES_PER_TOKEN, Usage
-from deployments.backends.wire import Exchange, Json, ReplyLimits, new_session
+from deployments.backends.wire import Exchange, Json, ReplyLimits, Until, new_session
 
 logger = logging.getLogger("banyan.backends")
 
@@ -216,11 +216,10 @@ class Pool:
         *,
         deadline: float,
         near: str = "",
-        until: Callable[[], Callable[[Json], bool]] | None = None,
+        until: Until | None = None,
     ) -> list[Json]:
         """All events of a stream (``"stream": true`` in the body). A stream that is cut begins again elsewhere.
-        Cancelling closes the connection. ``until``: makes for each attempt what says of every event whether it is the
-        last one that is wanted. Raises BackendError."""
+        With ``until`` only those that are wanted. Cancelling closes the connection. Raises BackendError."""
         return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True, near=near), until)
 
     async def stream(
@@ -252,7 +251,7 @@ class Pool:
         now = asyncio.get_running_loop().time()
         return [each.status(now) for each in self._endpoints]
 
-    async def _whole(self, call: _Call, until: Callable[[], Callable[[Json], bool]] | None = None) -> list[Json]:
+    async def _whole(self, call: _Call, until: Until | None = None) -> list[Json]:
         async for attempt in self._attempts(call):
             with attempt:
                 found: list[Json] = []

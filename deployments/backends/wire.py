@@ -4,10 +4,10 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import aiohttp
 from pydantic import SecretStr
@@ -22,6 +22,8 @@ DRAIN_S = 0.2
 DONE = "[DONE]"
 
 Json = dict[str, Any]
+Until: TypeAlias = Callable[[], Callable[[Json], bool]]
+"""Makes for each attempt of a call what says of every event of its stream whether it is the last one that is wanted."""
 
 
 class ReplyLimits(NamedTuple):

@@ -15,6 +15,8 @@ from types import FunctionType
 
 from pydantic import TypeAdapter
 
+from search.answers.checks import parsed_python
+
 MODULES = (
     "bisect",
     "collections",
@@ -122,8 +124,8 @@ def is_gap(error: str, program: str) -> bool:
 
 def _has_generator(program: str) -> bool:
     try:
-        return any(isinstance(each, ast.GeneratorExp) for each in ast.walk(ast.parse(program)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return any(isinstance(each, ast.GeneratorExp) for each in ast.walk(parsed_python(program)))
+    except ValueError:
         return False
 
 

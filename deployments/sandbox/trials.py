@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deployments.sandbox.gaps import is_gap
 from deployments.sandbox.sandbox import End, Limits, Sandbox
-from search.answers.checks import Checks, Outcome, has_passed, shown
+from search.answers.checks import Checks, Outcome, has_passed, parsed_python, shown
 
 TOTAL = 4
 """Most time that all checks of a program may take together, as a multiple of the limit of one."""
@@ -67,8 +67,8 @@ def as_module(program: str) -> str:
     if "__main__" not in program:
         return program
     try:
-        statements = ast.parse(program).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = parsed_python(program).body
+    except ValueError:
         return program
     lines = _LINES.split(program)
     for each in statements:

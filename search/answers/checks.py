@@ -68,8 +68,8 @@ class Checks(NamedTuple):
     checks: tuple[Check, ...] = ()
 
 
-def parsed_check(source: str) -> ast.Module:
-    """The syntax tree of a check. Raises ValueError if it is no Python, or empty."""
+def parsed_python(source: str) -> ast.Module:
+    """The syntax tree of a program or a check. Raises ValueError if it is no Python, or empty."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -84,7 +84,7 @@ def parsed_check(source: str) -> ast.Module:
 @lru_cache(maxsize=1024)
 def shown(source: str) -> str:
     """The source of a check, whose last expression prints itself as at Python's prompt."""
-    tree = parsed_check(source)
+    tree = parsed_python(source)
     if not isinstance(last := tree.body[-1], ast.Expr):
         return source
     try:
@@ -217,8 +217,8 @@ def _asserted(line: str) -> Check | None:
     if not line.startswith("assert "):
         return None
     try:
-        [statement] = ast.parse(line).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        [statement] = parsed_python(line).body
+    except ValueError:
         return None
     assert isinstance(statement, ast.Assert)
     test = statement.test
@@ -260,7 +260,7 @@ def _is_call_of_literals(text: str) -> bool:
 
 def _is_python(source: str) -> bool:
     try:
-        parsed_check(source)
+        parsed_python(source)
     except ValueError:
         return False
     return True

@@ -93,19 +93,19 @@ class Composer:
             context.prompt_tokens = prompt_of(way).size
             return min(self._limits.solution_tokens(context), self._limits.tokens(context)) >= self._least
 
-        ways = _ways_to_show(texts, reading.note)
         if context.digest:  # Composed before: what was left out then is in neither its sources nor its note.
-            again = [_Shown(len(texts), characters, len(reading.note)) for characters in _ends(texts)]
-            way = next(filter(is_known, again), again[0])
-        elif not fits(way := ways[0]):
+            ways = [_Shown(len(texts), characters, len(reading.note)) for characters in _ends(texts)]
+            found = next((index for index, way in enumerate(ways) if is_known(way)), 0)
+        else:
             # Each way is shorter than the one before: the first that fits is found in few compositions.
-            found = bisect_left(ways, True, lo=1, key=fits)
-            if found == len(ways):
-                raise PromptTooLong(
-                    f"the prompt that shows a solution has {prompt_of(ways[-1]).size} tokens, the context holds "
-                    f"{self._limits.context_tokens}"
-                )
-            way = ways[found]
+            ways = _ways_to_show(texts, reading.note)
+            found = 0 if fits(ways[0]) else bisect_left(ways, True, lo=1, key=fits)
+        if found == len(ways):
+            raise PromptTooLong(
+                f"the prompt that shows a solution has {prompt_of(ways[-1]).size} tokens, the context holds "
+                f"{self._limits.context_tokens}"
+            )
+        way = ways[found]
         context.reading = Reading(reading.sources[: way.sources], reading.template, note_of(way))
         context.begin_with(prompt_of(way))
 

@@ -80,8 +80,8 @@ class Refine(ReadingRounds):
         return rounds[::2] if self.feedback is Feedback.CRITIQUE else rounds
 
     def _best(self, tree: SearchTree, rounds: Sequence[Solutions]) -> Solutions:
-        """The best solution of each chain: the last one of the highest score, of those that came to an end of their own
-        if there are any; None if it has none."""
+        """The best solution of each chain; None for a chain without any. A higher score is better, and of equal scores
+        the later solution. One that was cut off is worse than any other."""
 
         def worth(node: Node) -> tuple[bool, float]:
             return tree.is_finished(node), self._score(node)

@@ -37,7 +37,7 @@ def grown(
     cut_off: Container[int] = (),
 ) -> SearchTree:
     """The tree of a strategy whose solutions have one step each; ``most`` of them at most. ``cut_off``: the numbers of
-    those that a limit ends."""
+    solutions that end at a token limit."""
     tree = SearchTree(7)
     tree.merges_siblings = strategy.merge_siblings
     while most > len(tree) and (expansions := strategy.select(tree)):
