@@ -12,7 +12,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from deployments.engines.step_scheduler import StepScheduler
 
 CHUNKED = "chunked"
-"""Requests with this cache salt are computed in chunks. The salt also keeps them apart from the others' prefixes."""
+"""Requests whose cache salt begins with it are computed in chunks. The salt also keeps them apart from the others'
+prefixes."""
 CHUNK_TOKENS = (3, 70)
 """Least and most tokens of a step with such requests: less than a block, and more than two."""
 PREEMPTED = 0.1
@@ -29,7 +30,7 @@ class Chunking(Scheduler):  # type: ignore[misc]
         self._whole = self.max_num_scheduled_tokens
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        chunked = any(request.cache_salt == CHUNKED for request in self.requests.values())
+        chunked = any((request.cache_salt or "").startswith(CHUNKED) for request in self.requests.values())
         self.max_num_scheduled_tokens = self._rng.randint(*CHUNK_TOKENS) if chunked else self._whole
         self.scheduler_config.long_prefill_token_threshold = self._rng.choice((0, 7, 16)) if chunked else 0
         partial = [request for request in self.running if request.is_prefill_chunk]

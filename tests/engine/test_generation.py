@@ -9,6 +9,7 @@ import pytest
 from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
+from scripts.embedded.tokenizer import build_tokenizer
 from search.errors import GeneratorError, GeneratorRefused
 from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
@@ -18,6 +19,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 QUESTION = "Start with 5. Add 37. Multiply by 3. Subtract 40. What is the result?"
 MINUTES = 600.0
 """A deadline that no test should reach."""
+DIGITS = "1" * 40
+"""The embedded generator continues them greedily with the same digit, up to the limit."""
 
 
 def prompt(engine: GenerationEngine, question: str = QUESTION) -> tuple[int, ...]:
@@ -41,13 +44,13 @@ def wanted(
 
 
 def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float = MINUTES) -> ExpandRequest:
-    """One branch that ends soon, and many long ones that must be aborted."""
+    """One branch that ends soon, and many that end at no time in a test, however slow it is: they must be aborted."""
     request = wanted(
-        prefix,
+        (*prefix, *build_tokenizer().encode(DIGITS, add_special_tokens=False)),
         range(64),
         search_id=search_id,
         max_tokens=900,
-        temperature=2.0,
+        temperature=0.0,
         stop_condition=StopCondition.SOLUTION,
         deadline_s=deadline_s,
     )
@@ -121,6 +124,16 @@ async def test_each_branch_arrives_once_with_how_its_step_ended(generation: Gene
     short = await children(generation, wanted(prefix, [0, 1, 2], temperature=0.0, max_tokens=2))
     assert [child.steps[0].end for child in short] == [StepEnd.LENGTH] * 3
     assert len({child.steps for child in short}) == 1
+
+
+async def test_rambling_branches_do_not_end_by_themselves(generation: GenerationEngine) -> None:
+    """Otherwise tests that abort them, or find others waiting behind them, would assert what the machine's speed
+    decides."""
+    request = rambling(prompt(generation))
+    (expansion,) = request.expansions
+    request = request._replace(expansions=(expansion._replace(branches=expansion.branches[:2]),))
+    lengths = [sum(len(step.token_ids) for step in child.steps) for child in await children(generation, request)]
+    assert lengths == [20, 900]
 
 
 async def test_a_call_says_how_many_tokens_its_unfinished_branches_have_at_least(generation: GenerationEngine) -> None:
