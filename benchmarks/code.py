@@ -237,7 +237,7 @@ async def judged(
     rewards = await rewards_of(problem, texts, programs.scorer)
     given = [answer for answer in answers if answer is not None]
     shared = SearchEnvironment(None, programs.scorer, 0, None)  # type: ignore[arg-type]  # nothing is searched
-    voting = programs.answers.environment(shared, problem.checks or Checks(), SearchTree())
+    voting = programs.answers.environment(shared, problem.checks or Checks(), SearchTree(), None)
     grouping = await voting.matcher.grouping(given)
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     group_of = {answered[member]: number for number, members in enumerate(grouping.groups) for member in members}

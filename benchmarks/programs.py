@@ -244,7 +244,7 @@ async def _continued(
         text = "".join(each["steps"])
         if not (closed := until_first_program(text)):
             continue
-        run = await runner.run(TOOL, closed)
+        run = await runner.run(TOOL, closed, None)
         output = output_block(run.output)
         before, given = (tokenizer.encode(part, add_special_tokens=False) for part in (closed, output))
         cut[number] = closed + output

@@ -127,7 +127,7 @@ async def refined(
         problem.question,
         engine.encode_chat(messages),
         parse_search({**SEARCH, **limits, "seed": problem_seed(SEED, problem.id)}),
-        answers.environment(shared, problem.checks or Checks(), tree),
+        answers.environment(shared, problem.checks or Checks(), tree, None),
         search_id=problem.id,
         messages=messages,
     )

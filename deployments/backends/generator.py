@@ -29,6 +29,7 @@ from search.ports import (
     StopCondition,
     branch_seed,
 )
+from search.tools.fair_slots import Requester
 from search.tree import NO_THOUGHT, Step, StepEnd, Thought
 
 HEARTBEAT_S = 5.0
@@ -56,7 +57,9 @@ class Calls(Protocol):
 
     async def get(self, path: str, *, deadline: float) -> Json: ...
 
-    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> Json: ...
+    async def post(
+        self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "", requester: Requester | None = None
+    ) -> Json: ...
 
     async def collect(
         self,
@@ -65,6 +68,7 @@ class Calls(Protocol):
         *,
         deadline: float,
         near: str = "",
+        requester: Requester | None = None,
         until: Until | None = None,
     ) -> list[Json]: ...
 
@@ -353,13 +357,16 @@ class UrlGenerator:
         steps = request.stop_condition is StopCondition.STEP
         # What grows from one first step shares its path. First steps and whole solutions share the prompt alone.
         near = f"{request.search_id} {(*item.parent, branch.index)[0]}" if steps else ""
-        ask = partial(self._one_step if steps and not self._can.stops else self._whole, near=near)
+        requester = Requester(request.cache_salt, request.search_id, request.lane.flex)
+        ask = partial(self._one_step if steps and not self._can.stops else self._whole, near=near, requester=requester)
         self.running += 1
         try:
             try:
                 found, reply = await ask(path, body, deadline)
             except BackendError as error:
-                if error.fault is not Fault.REFUSED or not await self._shorten(path, body, item, text, deadline):
+                if error.fault is not Fault.REFUSED or not await self._shorten(
+                    path, body, item, text, deadline, requester
+                ):
                     raise
                 found, reply = await ask(path, body, deadline)
             if len(found) != choices or any(each.finish in UNFINISHED for each in found):
@@ -372,7 +379,9 @@ class UrlGenerator:
         self.written_tokens += sum(each.tokens for each in written)
         return written
 
-    async def _shorten(self, path: str, body: Json, item: ExpandItem, text: str, deadline: float) -> bool:
+    async def _shorten(
+        self, path: str, body: Json, item: ExpandItem, text: str, deadline: float, requester: Requester
+    ) -> bool:
         """Lowers the limit of a request that was refused to what the context holds, which a server refuses to exceed
         and only it can tell: the prompt's tokens were estimated. Returns whether that is less than before.
 
@@ -383,7 +392,7 @@ class UrlGenerator:
             return False
         left_out = ("n", "response_format", "stop", "include_stop_str_in_output")
         short = {name: value for name, value in body.items() if name not in left_out} | {limit: 1}
-        told = Usage.told(await self._calls.post(path, short, deadline=deadline))
+        told = Usage.told(await self._calls.post(path, short, deadline=deadline, requester=requester))
         if told is None or context - told.input_tokens >= body[limit]:
             return False
         if item.messages:
@@ -430,12 +439,15 @@ class UrlGenerator:
         body["messages"] = messages
         return CHAT, body | ({"logprobs": True} if request.logprobs else {})
 
-    async def _whole(self, path: str, body: Json, deadline: float, near: str) -> tuple[list[_Choice], Json]:
+    async def _whole(
+        self, path: str, body: Json, deadline: float, near: str, requester: Requester
+    ) -> tuple[list[_Choice], Json]:
         """The choices of a whole reply, and the reply with its usage."""
         if self._can.cancels:
-            replies = [await self._calls.post(path, body, deadline=deadline, near=near)]
+            replies = [await self._calls.post(path, body, deadline=deadline, near=near, requester=requester)]
         else:  # Closing the connection of a stream is what ends it at most servers.
-            replies = await self._calls.collect(path, self._streamed(body), deadline=deadline, near=near)
+            body = self._streamed(body)
+            replies = await self._calls.collect(path, body, deadline=deadline, near=near, requester=requester)
         choices: dict[int, _Choice] = {}
         for reply in replies:
             for told in reply.get("choices") or ():
@@ -443,7 +455,9 @@ class UrlGenerator:
         usage = next((reply for reply in reversed(replies) if reply.get("usage")), {})
         return [choices[index] for index in sorted(choices)], usage
 
-    async def _one_step(self, path: str, body: Json, deadline: float, near: str) -> tuple[list[_Choice], Json]:
+    async def _one_step(
+        self, path: str, body: Json, deadline: float, near: str, requester: Requester
+    ) -> tuple[list[_Choice], Json]:
         """As `_whole`, of a stream that is closed at the step delimiter."""
         choice = _Choice()
 
@@ -458,7 +472,7 @@ class UrlGenerator:
             return self._delimiter in choice.text
 
         body = self._streamed(body)
-        replies = await self._calls.collect(path, body, deadline=deadline, near=near, until=begins)
+        replies = await self._calls.collect(path, body, deadline=deadline, near=near, requester=requester, until=begins)
         if (index := choice.text.find(self._delimiter)) >= 0:
             choice.text, choice.finish = choice.text[: index + len(self._delimiter)], "stop"
             return [choice], {}

@@ -20,6 +20,7 @@ from deployments.backends.limits import CallLimit, MinuteLimit
 from deployments.backends.settings import BackendSettings, UrlSettings
 from deployments.backends.usage import BYTES_PER_TOKEN, Usage
 from deployments.backends.wire import Exchange, Json, ReplyLimits, Until, new_session
+from search.tools.fair_slots import FairSlots, Requester
 
 logger = logging.getLogger("banyan.backends")
 
@@ -38,6 +39,9 @@ REST_S = 0.5
 REST_MAX_S = 30.0
 NAMED_REST_MAX_S = 600.0
 """Longest Retry-After that other calls mind."""
+TURN = 16
+"""Calls of one search that go out in a turn: most of them continue the same prefix, as at an engine
+(`deployments.engines.fair_order`)."""
 NEAR_LOAD = 2.0
 """A call goes to the URL of its ``near`` unless that has more than this many times the calls of the least busy one."""
 MINUTE_FULL = "calls_per_minute or tokens_per_minute is used up"
@@ -157,10 +161,18 @@ class _Call:
     """One call while it is tried at one URL after another."""
 
     def __init__(
-        self, method: str, path: str, body: Json | None, deadline: float, streamed: bool, near: str = ""
+        self,
+        method: str,
+        path: str,
+        body: Json | None,
+        deadline: float,
+        streamed: bool,
+        near: str = "",
+        requester: Requester | None = None,
     ) -> None:
         self.method = method
         self.near = near
+        self.requester = requester
         self.path = path
         self.body = b"" if body is None else json.dumps(body, allow_nan=False).encode()
         self.deadline = deadline
@@ -180,11 +192,11 @@ class Pool:
     """Calls a backend at one URL or several. For use in one event loop.
 
     A call goes to the healthy URL with room that has the fewest calls relative to its weight; while there is none, it
-    waits in line. Calls of the same ``near`` share a prefix: they go to one URL, which has its KV, as long as that is
-    not far busier than another. A call is made again, with the same body and elsewhere if there is an elsewhere, when
-    the server fails; seeds in the body make that safe. A URL that is busy (429) is called again when it says, or after
-    a backoff: that is no failure, and lasts up to the deadline. All ``deadline`` are event loop times
-    (``loop.time() + seconds``).
+    waits, and searches and their owners take turns (``requester``; None: a probe or a health check, which goes first).
+    Calls of the same ``near`` share a prefix: they go to one URL, which has its KV, as long as that is not far busier
+    than another. A call is made again, with the same body and elsewhere if there is an elsewhere, when the server
+    fails; seeds in the body make that safe. A URL that is busy (429) is called again when it says, or after a backoff:
+    that is no failure, and lasts up to the deadline. All ``deadline`` are event loop times (``loop.time() + seconds``).
     """
 
     def __init__(self, settings: BackendSettings) -> None:
@@ -195,8 +207,8 @@ class Pool:
         self._endpoints = [_Endpoint(each, connect, settings.max_calls) for each in settings.endpoints]
         self._calls = MinuteLimit(settings.calls_per_minute)
         self._tokens = MinuteLimit(settings.tokens_per_minute)
-        self._line = asyncio.Lock()
-        """Held by the call that is next: first come, first served."""
+        self._dispatch = FairSlots(1, TURN)
+        """Held by the call that is sent next; the others wait for it in fair order."""
         self._freed = asyncio.Event()
 
     async def get(self, path: str, *, deadline: float) -> Json:
@@ -204,9 +216,13 @@ class Pool:
         [reply] = await self._whole(_Call("GET", path, None, deadline, streamed=False))
         return reply
 
-    async def post(self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "") -> Json:
+    async def post(
+        self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = "", requester: Requester | None = None
+    ) -> Json:
         """The reply to a body. Cancelling closes the connection. Raises BackendError."""
-        [reply] = await self._whole(_Call("POST", path, dict(json), deadline, streamed=False, near=near))
+        [reply] = await self._whole(
+            _Call("POST", path, dict(json), deadline, streamed=False, near=near, requester=requester)
+        )
         return reply
 
     async def collect(
@@ -216,11 +232,14 @@ class Pool:
         *,
         deadline: float,
         near: str = "",
+        requester: Requester | None = None,
         until: Until | None = None,
     ) -> list[Json]:
         """All events of a stream (``"stream": true`` in the body). A stream that is cut begins again elsewhere.
         With ``until`` only those that are wanted. Cancelling closes the connection. Raises BackendError."""
-        return await self._whole(_Call("POST", path, dict(json), deadline, streamed=True, near=near), until)
+        return await self._whole(
+            _Call("POST", path, dict(json), deadline, streamed=True, near=near, requester=requester), until
+        )
 
     async def stream(
         self, path: str, json: Mapping[str, Any], *, deadline: float, near: str = ""
@@ -334,7 +353,7 @@ class Pool:
     async def _admitted(self, call: _Call) -> _Endpoint:
         """The URL for an attempt, with the call counted there."""
         try:
-            async with asyncio.timeout_at(call.deadline), self._line:
+            async with asyncio.timeout_at(call.deadline), self._dispatch.hold(call.requester):
                 while True:
                     endpoint, wait_s = self._next(call)
                     if endpoint is not None:

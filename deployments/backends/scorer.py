@@ -24,6 +24,7 @@ from deployments.engines.tokenizers import load_tokenizer
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreRequest
 from search.rewards import RewardRows, ScoringCost
+from search.tools.fair_slots import Requester
 
 START_S = 20.0
 """Timeout of the question which models a server has."""
@@ -90,14 +91,14 @@ class UrlScorer(CallScorer):
             await self._started.get("/v1/models", deadline=asyncio.get_running_loop().time() + deadline_s)
         return time.monotonic() - started
 
-    async def rows(self, request: ScoreRequest) -> RewardRows:
+    async def rows(self, request: ScoreRequest, requester: Requester | None) -> RewardRows:
         deadline = asyncio.get_running_loop().time() + request.deadline_s
         async with self._backend_errors():
             if self._settings.endpoint == "pooling":
-                return await self._pooled(request, deadline)
+                return await self._pooled(request, deadline, requester)
             if self._settings.endpoint == "score":
-                return await self._scored(request, deadline)
-            return await self._judged(request, deadline)
+                return await self._scored(request, deadline, requester)
+            return await self._judged(request, deadline, requester)
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -131,15 +132,17 @@ class UrlScorer(CallScorer):
                 raise first from None
             raise
 
-    async def _post(self, path: str, body: Json, deadline: float) -> Json:
+    async def _post(self, path: str, body: Json, deadline: float, requester: Requester | None) -> Json:
         self._running += 1
         self._called += 1
         try:
-            return await self._started.post(path, {"model": self._model, **body}, deadline=deadline)
+            return await self._started.post(
+                path, {"model": self._model, **body}, deadline=deadline, requester=requester
+            )
         finally:
             self._running -= 1
 
-    async def _pooled(self, request: ScoreRequest, deadline: float) -> RewardRows:
+    async def _pooled(self, request: ScoreRequest, deadline: float, requester: Requester | None) -> RewardRows:
         head = self._head
         assert head is not None
         try:
@@ -157,6 +160,7 @@ class UrlScorer(CallScorer):
                     "encoding_format": "float",
                 },
                 deadline,
+                requester,
             )
             for chunk in chunks
         )
@@ -172,19 +176,19 @@ class UrlScorer(CallScorer):
         rows.cost = ScoringCost(prompt_tokens=read)
         return rows
 
-    async def _scored(self, request: ScoreRequest, deadline: float) -> RewardRows:
+    async def _scored(self, request: ScoreRequest, deadline: float, requester: Requester | None) -> RewardRows:
         documents = [["".join(item.steps[:end]) for end in step_ends(item)] for item in request.items]
         body = {"text_1": request.question, "text_2": [text for path in documents for text in path]}
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
-        reply = await self._post("/score", body, deadline)
+        reply = await self._post("/score", body, deadline, requester)
         scores = iter(_data(reply, len(body["text_2"]), "score"))
         rows = RewardRows([next(scores) for _ in path] for path in documents)
         read = "".join(request.question + text for path in documents for text in path)
         rows.cost = ScoringCost(prompt_tokens=Usage.of(reply, read, "", 0).input_tokens)
         return rows
 
-    async def _judged(self, request: ScoreRequest, deadline: float) -> RewardRows:
+    async def _judged(self, request: ScoreRequest, deadline: float, requester: Requester | None) -> RewardRows:
         verifier = self._settings.format
         assert isinstance(verifier, VerifierSettings)
         paths = [
@@ -197,7 +201,7 @@ class UrlScorer(CallScorer):
         cut_at = deadline - min(CUT_S, CUT_SHARE * request.deadline_s)
         results = await asyncio.gather(
             *(
-                self._critique(verifier, name, chat, number, cut_at)
+                self._critique(verifier, name, chat, number, cut_at, requester)
                 for name, chat in asked
                 for number in range(verifier.samples)
             ),
@@ -217,7 +221,13 @@ class UrlScorer(CallScorer):
         return rows
 
     async def _critique(
-        self, verifier: VerifierSettings, name: str, chat: list[dict[str, str]], number: int, deadline: float
+        self,
+        verifier: VerifierSettings,
+        name: str,
+        chat: list[dict[str, str]],
+        number: int,
+        deadline: float,
+        requester: Requester | None,
     ) -> "_Critique":
         body = {
             "messages": chat,
@@ -230,7 +240,7 @@ class UrlScorer(CallScorer):
         }
         if verifier.top_k:
             body["top_k"] = verifier.top_k
-        reply = await self._post("/v1/chat/completions", body, deadline)
+        reply = await self._post("/v1/chat/completions", body, deadline, requester)
         choices = reply.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         message = choice.get("message")

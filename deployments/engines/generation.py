@@ -76,6 +76,7 @@ from search.ports import (
     branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
+from search.tools.fair_slots import Requester
 from search.tools.settling import settled
 from search.tree import StepEnd, begins_paths
 
@@ -493,7 +494,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         running, path = self._running, _path(done)
         prefix = len(path) - len(draft.token_ids)
         solution = prefix + draft.thought if draft.thought else draft.task.solution
-        run = await self._programs.run(tool, running.splitter.text(path[solution:]))
+        requester = Requester(done.cache_salt, done.search_id, done.lane.flex)
+        run = await self._programs.run(tool, running.splitter.text(path[solution:]), requester)
         try:
             output = tuple(running.chat.encode_text(output_block(run.output)))
         except ValueError:

@@ -15,6 +15,7 @@ from deployments.sandbox import End, Limits, Run, Sandbox, SandboxBusy
 from deployments.sandbox.sandbox import MEMORY_ERROR, TIME_ERROR
 from search.answers.programs import OPENING, Program, programs
 from search.ports import ToolRequest
+from search.tools.fair_slots import Requester
 from search.tools.import_path import imported_async_function
 
 WORKERS = 2
@@ -41,7 +42,7 @@ class ProgramRunner:
         self._opening = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
 
-    async def run(self, tool: ToolRequest, solution: str) -> ProgramRun:
+    async def run(self, tool: ToolRequest, solution: str, requester: Requester | None) -> ProgramRun:
         """Runs the program with which the text of a path's solution ends. Where too many programs wait, it is told so
         as after a time limit."""
         written = list(programs(solution))
@@ -52,7 +53,7 @@ class ProgramRunner:
         sources = [each.source for each in _with_variables(written)]
         limits = Limits(tool.seconds, tool.memory_bytes, tool.output_chars)
         try:
-            runs = await (await self._opened()).run(sources, limits, _seed(solution))
+            runs = await (await self._opened()).run(sources, limits, _seed(solution), requester)
         except SandboxBusy:  # a fault of this branch alone
             return ProgramRun(f"{WAIT_ERROR}\n", failed=True, timed_out=True)
         # An earlier program that met the limit only now has left other variables than before.

@@ -25,6 +25,7 @@ from pydantic_monty import (
 )
 
 from deployments.sandbox.gaps import Names, names_of, probe, with_wildcards
+from search.tools.fair_slots import FairSlots, Requester
 
 CLOCK = datetime(2025, 1, 1, tzinfo=UTC)
 """What a program's clock says."""
@@ -92,10 +93,11 @@ class Session:
     """The variables that programs leave to the next ones. After a limit or a crash they are lost: the next program
     begins with none."""
 
-    def __init__(self, sandbox: "Sandbox", limits: Limits, seed: int) -> None:
+    def __init__(self, sandbox: "Sandbox", limits: Limits, seed: int, requester: Requester | None) -> None:
         self._sandbox = sandbox
         self._limits = limits
         self._seed = seed
+        self._requester = requester
         self._worker: AsyncMontySession | None = None
 
     async def run(self, source: str) -> Run:
@@ -105,7 +107,7 @@ class Session:
             SandboxBusy: no worker process became free in time.
         """
         if self._worker is None:
-            self._worker = await self._sandbox.take_worker(self._limits, self._seed)
+            self._worker = await self._sandbox.take_worker(self._limits, self._seed, self._requester)
         printed = _Printed(self._limits.output_chars)
         begin = time.perf_counter()
         error: str | None = None
@@ -146,7 +148,8 @@ class Session:
 
 
 class Sandbox:
-    """A pool of worker processes, open between ``async with`` and its end. A worker that crashes is replaced."""
+    """A pool of worker processes, open between ``async with`` and its end, for which owners and their searches take
+    turns. A worker that crashes is replaced."""
 
     def __init__(self, workers: int, wait_s: float = 60.0) -> None:
         """``workers``: programs that run at one time. ``wait_s``: longest wait for one of them."""
@@ -157,7 +160,7 @@ class Sandbox:
             max_checkouts_per_worker=MAX_SESSIONS_PER_WORKER,
         )
         # The pool (pydantic-monty 1.4) loses workers where a checkout is cancelled, so none waits there.
-        self._free = asyncio.Semaphore(workers)
+        self._free = FairSlots(workers)
         self._wait_s = wait_s
         self._names: Names = {}
 
@@ -177,32 +180,36 @@ class Sandbox:
         await self._pool.__aexit__(*args)
 
     @asynccontextmanager
-    async def session(self, limits: Limits, seed: int = 0) -> AsyncIterator[Session]:
+    async def session(
+        self, limits: Limits, seed: int = 0, requester: Requester | None = None
+    ) -> AsyncIterator[Session]:
         """A session without variables. It has a worker process from its first program on, until it ends: open it for
         programs that are there, never for programs to come.
 
         ``seed``: of the random numbers that programs draw.
         """
-        session = Session(self, limits, seed)
+        session = Session(self, limits, seed, requester)
         try:
             yield session
         finally:
             await session.close()
 
-    async def run(self, sources: Sequence[str], limits: Limits, seed: int = 0) -> list[Run]:
+    async def run(
+        self, sources: Sequence[str], limits: Limits, seed: int = 0, requester: Requester | None = None
+    ) -> list[Run]:
         """Runs programs one after another in a session of their own.
 
         Raises:
             SandboxBusy: no worker process became free in time.
         """
-        async with self.session(limits, seed) as session:
+        async with self.session(limits, seed, requester) as session:
             return [await session.run(source) for source in sources]
 
     def with_wildcards(self, source: str) -> str:
         """``source`` as the interpreter takes it; see `deployments.sandbox.gaps.with_wildcards`."""
         return with_wildcards(source, self._names)
 
-    async def take_worker(self, limits: Limits, seed: int) -> AsyncMontySession:
+    async def take_worker(self, limits: Limits, seed: int, requester: Requester | None) -> AsyncMontySession:
         """A free worker with a session of its own, to be given back.
 
         Raises:
@@ -210,7 +217,7 @@ class Sandbox:
         """
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._free.acquire()
+                await self._free.acquire(requester)
         except TimeoutError as error:
             raise SandboxBusy("no worker process of the sandbox became free in time") from error
         session = self._pool.checkout(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from deployments.sandbox.gaps import is_gap
 from deployments.sandbox.sandbox import End, Limits, Sandbox
 from search.answers.checks import Checks, Outcome, has_passed, parsed_python, shown
+from search.tools.fair_slots import Requester
 
 TOTAL = 4
 """Most time that all checks of a program may take together, as a multiple of the limit of one."""
@@ -29,7 +30,9 @@ class Trial(NamedTuple):
     """Whether it needs something of Python that the interpreter lacks, so that nothing is known of it."""
 
 
-async def try_program(sandbox: Sandbox, limits: Limits, program: str, checks: Checks) -> Trial:
+async def try_program(
+    sandbox: Sandbox, limits: Limits, program: str, checks: Checks, requester: Requester | None = None
+) -> Trial:
     """Runs a program and its checks. After a limit the checks that are left fail.
 
     Raises:
@@ -37,7 +40,7 @@ async def try_program(sandbox: Sandbox, limits: Limits, program: str, checks: Ch
     """
     outcomes: list[Outcome] = []
     passed = 0
-    async with sandbox.session(limits) as session:
+    async with sandbox.session(limits, requester=requester) as session:
         setup = await session.run(checks.setup) if checks.setup else None
         given = await session.run(as_module(program))  # after a limit of the question's own in an empty session
         failure, ended, seconds = given.error, given.ended, given.seconds

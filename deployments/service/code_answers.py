@@ -13,6 +13,7 @@ from search.answers.code_answer import code_answer
 from search.answers.equivalence import WAIT_S, Grouping
 from search.ports import ScoreRequest, StepScorer
 from search.run.environment import SearchEnvironment
+from search.tools.fair_slots import Requester
 from search.tree import SearchTree
 
 
@@ -24,29 +25,31 @@ class CodeAnswers:
         self._limits = limits
         self._sandbox: asyncio.Task[Sandbox] | None = None
 
-    def environment(self, shared: SearchEnvironment, checks: Checks, tree: SearchTree) -> SearchEnvironment:
+    def environment(
+        self, shared: SearchEnvironment, checks: Checks, tree: SearchTree, requester: Requester | None
+    ) -> SearchEnvironment:
         """The environment of a search whose answers are programs. ``shared``: that of all others. ``tree`` learns of
-        votes that are unsure."""
+        votes that are unsure. ``requester``: who waits for its programs."""
         return replace(
             shared,
             scorer=_CheckingScorer(shared.scorer, checks),
-            matcher=_Behaviors(self, checks, tree),
+            matcher=_Behaviors(self, checks, tree, requester),
             extract_answer=code_answer,
-            remark=partial(self._remark, checks) if checks.checks else None,
+            remark=partial(self._remark, checks, requester) if checks.checks else None,
         )
 
-    async def _remark(self, checks: Checks, solution: str) -> str:
+    async def _remark(self, checks: Checks, requester: Requester | None, solution: str) -> str:
         """What the checks of a question say of a solution; empty if nothing is known."""
         program = code_answer(solution)
         if program is None:
             return "The candidate has no complete program in a block of Python."
         try:
-            trial = await self.trial(program, checks)
+            trial = await self.trial(program, checks, requester)
         except SandboxBusy:
             return ""
         return "" if trial.lacking else failed_checks(checks.checks, trial.outcomes)
 
-    async def trial(self, program: str, checks: Checks) -> Trial:
+    async def trial(self, program: str, checks: Checks, requester: Requester | None) -> Trial:
         """Raises SandboxBusy if no worker process became free in time, or none could be started."""
         if self._sandbox is None:
             self._sandbox = asyncio.create_task(Sandbox(self._workers).__aenter__())
@@ -55,7 +58,7 @@ class CodeAnswers:
         except Exception as error:  # of the operating system, or the sandbox's own
             self._sandbox = None
             raise SandboxBusy(f"the sandbox did not start: {error}") from error
-        return await try_program(sandbox, self._limits, program, checks)
+        return await try_program(sandbox, self._limits, program, checks, requester)
 
     async def aclose(self) -> None:
         """Ends the worker processes."""
@@ -85,8 +88,9 @@ class _Behaviors:
     all with errors, or that cannot be run, is the same as its own text alone, and so is one that ran into its time
     limit, which degrades the search. Without checks, texts are compared."""
 
-    def __init__(self, sandbox: CodeAnswers, checks: Checks, tree: SearchTree) -> None:
+    def __init__(self, sandbox: CodeAnswers, checks: Checks, tree: SearchTree, requester: Requester | None) -> None:
         self._sandbox = sandbox
+        self._requester = requester
         self._checks = checks
         self._tree = tree
         self._known: dict[str, tuple[Outcome, ...] | str] = {}
@@ -110,7 +114,7 @@ class _Behaviors:
 
     async def _try(self, program: str) -> None:
         try:
-            trial = await self._sandbox.trial(program, self._checks)
+            trial = await self._sandbox.trial(program, self._checks, self._requester)
         except SandboxBusy:
             return
         fails = not trial.share and all(outcome.error for outcome in trial.outcomes)

@@ -24,6 +24,7 @@ from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
 from search.run.runner import NO_PREFILL, check_budget, run_search
 from search.settings import SearchSettings
+from search.tools.fair_slots import Requester
 from search.tree import Prefill, SearchTree
 
 GRACE_S = 15.0
@@ -173,7 +174,9 @@ class SearchService:
         if calls is not None:
             environment = calls.environment(environment)
         elif job.checks is not None and self._code_answers is not None:
-            environment = self._code_answers.environment(environment, job.checks, tree)
+            environment = self._code_answers.environment(
+                environment, job.checks, tree, Requester(job.cache_salt, job.search_id, job.flex)
+            )
         try:
             with self._observed(job, tree, cost) as observer:
                 all_sinks = (observer, *sinks)

@@ -161,20 +161,29 @@ class WrittenCalls(CallReader):
         return self._said.get(outcome.tree.answer_of(node) or "", Said(""))
 
     async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
-        """See `AnswerMatcher.grouping`."""
+        """See `AnswerMatcher.grouping`. Texts that are not read in time have no calls."""
+        clock = asyncio.get_running_loop().time
+        deadline, unread = clock() + wait_s, 0
         alike: dict[Said | str, list[int]] = {}
         others: dict[int, str] = {}
         for index, text in enumerate(answers):
-            said = self._said[text] = self._said.get(text) or self._kept(await self._read(text[parts(text).start :]))
+            if (said := self._said.get(text)) is None:
+                content = text[parts(text).start :]
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        said = self._kept(await self._read(content))
+                except TimeoutError:
+                    said, unread = Said(content), unread + 1
+                self._said[text] = said
             answer = self._answer(text)
             if answer is None or said.calls:
                 alike.setdefault(said if answer is None else answer, []).append(index)
             else:
                 others[index] = answer
         indices = list(others)
-        read = await self._shared.matcher.grouping(list(others.values()), wait_s)
+        read = await self._shared.matcher.grouping(list(others.values()), max(0.0, deadline - clock()))
         groups = [*alike.values(), *([indices[member] for member in group] for group in read.groups)]
-        return Grouping(sorted(groups), read.unread)
+        return Grouping(sorted(groups), read.unread + unread)
 
     def answered(self, outcome: SearchOutcome) -> SearchOutcome:
         """The outcome with answers in place of whole texts: calls in canonical form, the answer in a text, or none."""

@@ -54,6 +54,7 @@ from search.run.step_hook import StepHook
 from search.settings import SearchSettings, Thinking
 from search.strategies.base import Expansion
 from search.strategies.path_score import Aggregation, path_score
+from search.tools.fair_slots import Requester
 from search.tools.turns import Turns
 from search.tree import NO_THOUGHT, ContextNode, Node, NodeStatus, Prefill, SearchTree
 
@@ -536,7 +537,8 @@ class _Search:
     async def _call_hook(self, group: asyncio.TaskGroup, hook: StepHook, node: Node) -> None:
         """Has the step hook see a step, and queues the step for scoring."""
         *path, step = self._tree.step_texts(node)
-        effect = await hook.effect(self._question, tuple(path), step)
+        requester = Requester(self._cache_salt, self._search_id, self._flex)
+        effect = await hook.effect(self._question, tuple(path), step, requester)
         self._score(group, [[node]] if self._results.hooked(node, effect) else [])
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:

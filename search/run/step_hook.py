@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from typing import Any, Final, NamedTuple
 
 from search.errors import HookError, HookFailure
+from search.tools.fair_slots import FairSlots, Requester
 from search.tree import HookEffect
 
 MAX_TEXT_CHARS = 16_384
@@ -72,7 +73,8 @@ class StepHook:
         Args:
             encode: encodes a text with the generator's tokenizer. Raises ValueError for a text that it cannot encode.
             timeout_s: deadline of one call, seconds.
-            max_calls: maximum number of calls at once; further ones wait for one of them to end.
+            max_calls: maximum number of calls at once. Further ones wait; owners, and the searches of each,
+                take turns.
             observe: called after every call that was not cancelled.
         """
         self.running = 0
@@ -80,17 +82,18 @@ class StepHook:
         self._function = function
         self._encode = encode
         self._timeout_s = timeout_s
-        self._slots = asyncio.Semaphore(max_calls)
+        self._slots = FairSlots(max_calls)
         self._fallback = fallback
         self._observe = observe
 
-    async def effect(self, question: str, path: Sequence[str], step: str) -> HookEffect:
-        """What the hook does with ``step``, which continues ``path``. A failure is the effect of a failed call.
+    async def effect(self, question: str, path: Sequence[str], step: str, requester: Requester) -> HookEffect:
+        """What the hook does with ``step``, which continues ``path``, asked by this search. A failure is the effect
+        of a failed call.
 
         Raises:
             HookError: the hook failed and the fallback is ``fail``.
         """
-        async with self._slots:
+        async with self._slots.hold(requester):
             self.running += 1
             started = time.perf_counter()
             failure: HookError | None = None

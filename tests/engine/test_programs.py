@@ -34,6 +34,7 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import tree_as_json
+from search.tools.fair_slots import Requester
 from search.tree import StepEnd
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.program_model import FAIL, IMPORT, LOOP, SET, SHOW, save_program_model
@@ -148,7 +149,7 @@ async def test_siblings_have_their_own_variables_and_a_limit_is_typed_and_counte
         if (found := list(programs(step.text))) and "x = x + 1" in found[0].source:
             assert found[0].output in (("2\n",) if "x = 1" in found[0].source else ("3\n",))
     late = f".\n```python{IMPORT}{LOOP}```\n```output\nTimeoutError: the program ran longer than 10 s\n```\nab.\n\n"
-    short = TOOL._replace(seconds=0.05)
+    short = TOOL._replace(seconds=5.0)  # of which a program that ends meets none, however slow the machine
     for child in await writer.children(range(20), StopCondition.STEP, short, behind=late):
         assert child.tool.limits == 0, "a program that met its limit does not run again"
     endless = f"ab.\n```python\n{LOOP}"
@@ -166,11 +167,13 @@ async def test_a_program_with_no_token_left_behind_it_ends_the_branch(writer: Wr
 
 async def test_whoever_leaves_ends_the_programs(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     started = asyncio.Event()
+    requesters = set[Requester | None]()
     real = writer.engine._programs.run
 
-    async def endless(tool: ToolRequest, solution: str) -> Any:
+    async def endless(tool: ToolRequest, solution: str, requester: Requester | None) -> Any:
         started.set()
-        return await real(tool, solution.rpartition("```")[0] + LOOP + "```")
+        requesters.add(requester)
+        return await real(tool, solution.rpartition("```")[0] + LOOP + "```", requester)
 
     async def read() -> None:
         async with aclosing(
@@ -189,6 +192,8 @@ async def test_whoever_leaves_ends_the_programs(writer: Writer, monkeypatch: pyt
         with pytest.raises(asyncio.CancelledError):
             await reading
     assert await writer.engine.check_integrity(SETTLE_S) == []
+    [requester] = requesters
+    assert requester == Requester("", writer.request(range(1)).search_id), "its programs wait in the search's turns"
     again = await writer.children(range(10))
     assert sum(child.tool.calls for child in again) > 0
 

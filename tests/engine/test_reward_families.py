@@ -252,6 +252,48 @@ async def test_errors_of_a_function_name_the_function(name: str, complaint: str)
     assert await scorer.check_integrity() == []
 
 
+async def test_a_search_with_many_calls_of_a_function_does_not_keep_another_waiting() -> None:
+    scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:length_share", max_num_seqs=2))
+    await scorer.start()
+    busy = ScoreRequest("busy", "q", (ScoreItem(("a",) * 400, 400),), MINUTES)
+    many = asyncio.create_task(scorer.score(busy))
+    while not scorer.stats()["running"]:
+        await asyncio.sleep(0)
+    assert scorer.stats()["waiting"] > 100
+    assert scorer.pressure > 50
+    await scorer.score(ScoreRequest("other", "q", (ScoreItem(("ab",)),), MINUTES, cache_salt="other"))
+    await scorer.canary()
+    assert scorer.stats()["calls"] < 20
+    assert len((await many)[0]) == 400
+    assert scorer.stats() == {"running": 0, "waiting": 0, "calls": 402}
+    scorer.shutdown()
+
+
+IN_PROGRESS: list[int] = []
+
+
+def awaitable(question: str, steps: Sequence[str]) -> Any:
+    async def counted() -> float:
+        IN_PROGRESS.append(1)
+        most = len(IN_PROGRESS)
+        await asyncio.sleep(0.001)
+        IN_PROGRESS.pop()
+        return 1.0 / most
+
+    return counted()
+
+
+async def test_what_a_plain_function_returns_is_awaited_within_its_slot() -> None:
+    scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:awaitable", max_num_seqs=2))
+    await scorer.start()
+    [rewards] = await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",) * 40, 40),), MINUTES))
+    assert min(rewards) >= 0.5, "no more than two at a time"
+    scorer.shutdown()
+    with pytest.raises(ScorerError):
+        await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), MINUTES))
+    assert scorer.stats()["running"] == 0
+
+
 async def test_calls_that_hang_occupy_their_slots_and_are_detected() -> None:
     scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:hangs", max_num_seqs=2))
     await scorer.start()

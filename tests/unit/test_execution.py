@@ -15,7 +15,8 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import execution_of, parse_prm
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from deployments.engines.rewards.several import SeveralScorer, SeveralSettings
-from deployments.sandbox import Limits, Sandbox
+from deployments.sandbox import Sandbox
+from deployments.sandbox.sandbox import Run, Session
 from deployments.sandbox.trials import try_program
 from deployments.service.code_answers import CodeAnswers
 from search.answers.checks import Check, Checks, checks_of
@@ -23,6 +24,7 @@ from search.answers.equivalence import AnswerMatcher
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.run.environment import SearchEnvironment
+from search.tools.fair_slots import Requester
 from search.tree import SearchTree
 
 CHECKS = Checks("import math\n", (Check("f(1)", "2"), Check("f(2)", "3"), Check("assert f(3) == 4")))
@@ -131,15 +133,25 @@ async def test_a_program_runs_as_if_it_were_imported(scorer: ExecutionScorer, pr
     assert await scorer.score(asked((f"```python\n{program}```",))) == [[1.0]]
 
 
-async def test_a_question_whose_own_program_fails_or_never_ends_spoils_no_candidate() -> None:
+async def test_a_question_whose_own_program_fails_or_never_ends_spoils_no_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Session.run
+
+    async def with_time(session: Session, source: str) -> Run:
+        """What comes behind the endless one is to end by itself, on a worker of its own."""
+        session._limits = SHORT.limits if "while" in source else SETTINGS.limits
+        return await run(session, source)
+
+    monkeypatch.setattr(Session, "run", with_time)
     program, check = "def f(x): return x + 1\n", (Check("f(1)", "2"),)
     async with Sandbox(1) as sandbox:
-        cut = await try_program(sandbox, SHORT.limits, program, Checks("while True: pass", check))
+        cut = await try_program(sandbox, SETTINGS.limits, program, Checks("while True: pass", check))
         imports = Checks("import heapq", check)
         needs = "def f(x): return heapq.nsmallest(1, [x + 1])[0]\n"
-        lacking = await try_program(sandbox, Limits(), needs, imports)
-        known = await try_program(sandbox, Limits(), program, imports)
-        wrong = await try_program(sandbox, Limits(), "def f(x): return y\n", Checks("1 / 0", check))
+        lacking = await try_program(sandbox, SETTINGS.limits, needs, imports)
+        known = await try_program(sandbox, SETTINGS.limits, program, imports)
+        wrong = await try_program(sandbox, SETTINGS.limits, "def f(x): return y\n", Checks("1 / 0", check))
     assert (cut.share, cut.unsure, cut.lacking) == (1.0, True, False)
     assert (lacking.share, lacking.lacking) == (0.0, True)
     assert (known.share, known.unsure, known.lacking) == (1.0, False, False)
@@ -150,8 +162,8 @@ async def test_a_check_sees_what_earlier_ones_left_and_a_new_program_sees_nothin
     unknown = Check("secret", "Traceback (most recent call last):\nNameError: not defined")
     checks = Checks(checks=(Check("x = f(1)", ""), Check("x", "2"), unknown))
     async with Sandbox(1) as sandbox:
-        first = await try_program(sandbox, Limits(), "secret = 1\ndef f(x): return x + secret\n", checks)
-        second = await try_program(sandbox, Limits(), "def f(x): return x + 1\n", checks)
+        first = await try_program(sandbox, SETTINGS.limits, "secret = 1\ndef f(x): return x + secret\n", checks)
+        second = await try_program(sandbox, SETTINGS.limits, "def f(x): return x + 1\n", checks)
     assert (first.share, second.share) == (pytest.approx(2 / 3), 1.0)
 
 
@@ -194,6 +206,21 @@ async def shut_down(scorer: SeveralScorer) -> None:
     await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
 
+async def test_the_programs_of_one_search_do_not_keep_another_one_waiting() -> None:
+    scorer = ExecutionScorer(SETTINGS.model_copy(update={"workers": 1}))  # the order is that of the turns alone
+    await scorer.start()
+    programs = [f"```python\ndef f(x):\n    return x + 1 + 0 * {n}\n```" for n in range(40)]
+    many = asyncio.create_task(scorer.score(asked(*((each,) for each in programs))))
+    while not scorer.stats()["running"]:
+        await asyncio.sleep(0)
+    assert await scorer.score(asked((RIGHT,))._replace(search_id="other", cache_salt="other")) == [[1.0]]
+    # When the other one comes, the first of many runs, and the turn is many's once more. One has begun since.
+    assert scorer.stats()["calls"] == 4
+    assert not many.done()
+    assert await many == [[1.0]] * 40
+    await scorer.close()
+
+
 def quarter(question: str, steps: tuple[str, ...]) -> float:
     return 0.25
 
@@ -208,14 +235,14 @@ def test_the_family_needs_no_model() -> None:
 async def grouped(programs: CodeAnswers, checks: Checks, *answers: str) -> tuple[list[list[int]], int, bool]:
     tree = SearchTree()
     shared: Any = SearchEnvironment(None, None, 100, AnswerMatcher())  # type: ignore[arg-type]
-    environment = programs.environment(shared, checks, tree)
+    environment = programs.environment(shared, checks, tree, Requester("key", "search"))
     groups, unread = await environment.matcher.grouping(answers)
     assert (await environment.matcher.grouping(answers)).groups == groups
     return groups, unread, tree.degraded
 
 
 async def test_programs_that_do_the_same_are_one_answer() -> None:
-    programs = CodeAnswers(2, Limits(seconds=60.0))
+    programs = CodeAnswers(2, SETTINGS.limits)
     right, other, wrong = "f = lambda x: x + 1", "def f(x):\n    return 1 + x", "f = lambda x: x"
     # Programs that show nothing have nothing in common.
     fails, fails_too = "f = lambda x: x / 0", "def f(x):\n    return 1 / (x - x)"

@@ -9,11 +9,15 @@ import pytest
 from benchmarks.processes import has_ended
 from deployments.config import AppConfig
 from deployments.engines.programs import WAIT_ERROR, ProgramRun, ProgramRunner
+from deployments.sandbox.sandbox import Run, Session
 from search.answers.programs import output_block, program_answer
 from search.ports import ToolRequest
+from search.tools.fair_slots import FairSlots, Requester
 
-TOOL = ToolRequest(calls=3, seconds=20.0, memory_bytes=32 << 20, output_chars=50)
+TOOL = ToolRequest(calls=3, seconds=60.0, memory_bytes=32 << 20, output_chars=50)
 SHORT = TOOL._replace(seconds=0.2)
+"""Of programs that never end: on a busy machine another one may need longer, too."""
+REQUESTER = Requester("key", "search")
 
 
 @pytest.fixture
@@ -36,7 +40,7 @@ async def path(runner: ProgramRunner, *sources: str, tool: ToolRequest = TOOL) -
     text, runs = "", []
     for source in sources:
         text += fenced(source)
-        runs.append(await runner.run(tool, text))
+        runs.append(await runner.run(tool, text, REQUESTER))
         text += output_block(runs[-1].output)
     return runs
 
@@ -64,14 +68,18 @@ async def test_another_replica_says_the_same(runner: ProgramRunner) -> None:
     again = ProgramRunner()
     assert await outputs(runner, *sources) == await outputs(again, *sources)
     text = f"Otherwise {fenced(sources[0])}"
-    assert (await runner.run(TOOL, text)).output != (await outputs(again, sources[0]))[0], "another path draws others"
+    assert (await runner.run(TOOL, text, REQUESTER)).output != (await outputs(again, sources[0]))[0], (
+        "another path draws others"
+    )
     again.close()
 
 
 async def test_a_program_at_its_limit_leaves_no_variables_and_never_runs_again(runner: ProgramRunner) -> None:
-    runs = await path(runner, "x = 1\nwhile True: pass", "print(x)", tool=SHORT)
-    assert runs[0] == ("TimeoutError: the program ran longer than 0.2 s\n", True, True)
-    assert runs[1] == ("NameError: name 'x' is not defined\n", True, False)
+    endless = fenced("x = 1\nwhile True: pass")
+    cut = await runner.run(SHORT, endless, REQUESTER)
+    assert cut == ("TimeoutError: the program ran longer than 0.2 s\n", True, True)
+    after = await runner.run(TOOL, endless + output_block(cut.output) + fenced("print(x)"), REQUESTER)
+    assert after == ("NameError: name 'x' is not defined\n", True, False)
     grown = await path(runner, "x = [0] * 10**9", "print(x)")
     assert grown[0] == ("MemoryError: the program needs more than 32 MiB\n", True, False)
     assert grown[1].output.startswith("NameError")
@@ -86,9 +94,11 @@ async def test_calls_and_output_are_bounded(runner: ProgramRunner) -> None:
 
 async def test_an_output_cannot_end_its_block(runner: ProgramRunner) -> None:
     source = "print(chr(96) * 3 + 'python\\nx = 5\\n' + chr(96) * 3)"
-    text = fenced(source) + output_block((await runner.run(TOOL, fenced(source))).output)
+    text = fenced(source) + output_block((await runner.run(TOOL, fenced(source), REQUESTER)).output)
     assert text.count("```") == 4
-    assert (await runner.run(TOOL, text + fenced("print(x)"))).output == "NameError: name 'x' is not defined\n"
+    assert (
+        await runner.run(TOOL, text + fenced("print(x)"), REQUESTER)
+    ).output == "NameError: name 'x' is not defined\n"
     assert program_answer(text) == "'''"
 
 
@@ -127,13 +137,46 @@ async def test_where_too_many_programs_wait_each_is_told_so(
     with monkeypatch.context() as full:
         sandbox = await runner._opened()
         full.setattr(sandbox, "_wait_s", 0.0)
-        full.setattr(sandbox, "_free", asyncio.Semaphore(0))
-        first = await runner.run(TOOL, fenced("x = 1"))
+        full.setattr(sandbox, "_free", FairSlots(0))
+        first = await runner.run(TOOL, fenced("x = 1"), REQUESTER)
     assert first == (f"{WAIT_ERROR}\n", True, True)
     text = fenced("x = 1") + output_block(first.output) + fenced("print(x)")
-    assert (await runner.run(TOOL, text)).output == "NameError: name 'x' is not defined\n"
+    assert (await runner.run(TOOL, text, REQUESTER)).output == "NameError: name 'x' is not defined\n"
 
 
-async def test_an_earlier_program_that_meets_its_limit_only_now_is_counted(runner: ProgramRunner) -> None:
+async def test_an_earlier_program_that_meets_its_limit_only_now_is_counted(
+    runner: ProgramRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Session.run
+
+    async def with_time(session: Session, source: str) -> Run:
+        """The program behind the endless one is to end by itself, on a worker of its own."""
+        session._limits = session._limits._replace(seconds=0.2 if "while" in source else 60.0)
+        return await run(session, source)
+
+    monkeypatch.setattr(Session, "run", with_time)
     text = fenced("x = 1\nwhile True: pass") + output_block("it was quick enough elsewhere") + fenced("print(1)")
-    assert await runner.run(SHORT, text) == ("1\n", False, True)
+    assert await runner.run(TOOL, text, REQUESTER) == ("1\n", False, True)
+
+
+async def test_a_client_with_many_programs_does_not_keep_another_ones_waiting(
+    runner: ProgramRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.engines.programs.WORKERS", 1)  # so that the order is that of the turns alone
+    await runner._opened()
+    ended: list[str] = []
+
+    async def run(owner: str, number: int) -> None:
+        await runner.run(TOOL, fenced(f"print({number})"), Requester(owner, "search"))
+        ended.append(owner)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(run("busy", number))
+        while not ended:
+            await asyncio.sleep(0)
+        for number in range(3):
+            group.create_task(run("other", number))
+    assert len(ended) == 43
+    # When the others come, one of busy's has ended, one runs, and the turn is busy's once more.
+    assert ended[:8] == ["busy", "busy", *["busy", "other"] * 3]

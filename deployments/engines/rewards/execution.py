@@ -22,6 +22,7 @@ from search.answers.code_answer import CodeBlock, code_block
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows
+from search.tools.fair_slots import Requester
 
 if TYPE_CHECKING:
     from deployments.engines.rewards.family import RewardModelSettings
@@ -91,14 +92,14 @@ class ExecutionScorer(CallScorer):
         except Exception as error:  # of the operating system, or the sandbox's own
             raise EngineStartError(f"the sandbox did not start: {error}") from error
 
-    async def rows(self, request: ScoreRequest) -> RewardRows:
+    async def rows(self, request: ScoreRequest, requester: Requester | None) -> RewardRows:
         checks = request.checks
         if checks is None:
             return RewardRows([NOT_KNOWN] * len(step_ends(item)) for item in request.items)
         paths = [[*_programs(item)] for item in request.items]
         sources = dict.fromkeys(each.source for path in paths for each in path if each is not None)
         async with asyncio.TaskGroup() as group:
-            tasks = {source: group.create_task(self._try(source, checks)) for source in sources}
+            tasks = {source: group.create_task(self._try(source, checks, requester)) for source in sources}
         trials = {source: task.result() for source, task in tasks.items()}
         rows = RewardRows()
         for item, path in zip(request.items, paths, strict=True):
@@ -110,14 +111,14 @@ class ExecutionScorer(CallScorer):
         )
         return rows
 
-    async def _try(self, source: str, checks: Checks) -> Trial:
-        if self._sandbox is None:
-            raise ScorerError(f"{self._name} is not started")
-        async with self._limit:
+    async def _try(self, source: str, checks: Checks, requester: Requester | None) -> Trial:
+        async with self._limit.hold(requester):
+            if self._sandbox is None:
+                raise ScorerError(f"{self._name} is not started")
             self._running += 1
             self._called += 1
             try:
-                return await try_program(self._sandbox, self._limits, source, checks)
+                return await try_program(self._sandbox, self._limits, source, checks, requester)
             finally:
                 self._running -= 1
 

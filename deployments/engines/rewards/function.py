@@ -23,6 +23,7 @@ from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
+from search.tools.fair_slots import FairSlots, Requester
 from search.tools.import_path import imported_function, is_async
 from search.tools.settling import settled
 
@@ -54,7 +55,8 @@ class FunctionSettings(Settings):
 
 
 class CallScorer(ABC):
-    """Takes the place of a `ScoringEngine`: the same methods, without an engine. What it calls instead has slots."""
+    """Takes the place of a `ScoringEngine`: the same methods, without an engine. What it calls instead has slots, for
+    which owners and their searches take turns."""
 
     canary_request: ClassVar[ScoreRequest] = ScoreRequest("canary", "canary", (ScoreItem(("canary",)),), 20.0)
     """What a health check asks."""
@@ -63,7 +65,7 @@ class CallScorer(ABC):
         """``name``: of what is called, in messages. ``slots``: calls at one time."""
         self._name = name
         self._slots = slots
-        self._limit = asyncio.Semaphore(slots)
+        self._limit = FairSlots(slots)
         self._running = self._called = 0
         self._open = _OpenCalls()
 
@@ -72,8 +74,8 @@ class CallScorer(ABC):
         """Raises EngineStartError when nothing can be called. ``stat_loggers`` get nothing: there is no engine."""
 
     @abstractmethod
-    async def rows(self, request: ScoreRequest) -> list[list[float]]:
-        """The rewards, not validated. May raise anything, in an exception group."""
+    async def rows(self, request: ScoreRequest, requester: Requester | None) -> list[list[float]]:
+        """The rewards, not validated. May raise anything, in an exception group. ``requester``: who waits for slots."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -89,12 +91,13 @@ class CallScorer(ABC):
         Raises:
             ScorerError: the function failed, missed the deadline, or returned an invalid reward.
         """
+        requester = None if canary else Requester(request.cache_salt, request.search_id, request.lane.flex)
         try:
             async with (
                 asyncio.timeout(request.deadline_s),
                 self._open.call(_OpenCall(request.search_id, alone, canary)),
             ):
-                rewards = await self.rows(request)
+                rewards = await self.rows(request, requester)
         except TimeoutError as error:
             raise ScorerError(f"{self._name} did not return within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
@@ -112,8 +115,8 @@ class CallScorer(ABC):
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
-        """Number of calls: running, waiting (none: they wait with their search), and all so far."""
-        return {"running": self._running, "waiting": 0, "calls": self._called}
+        """Number of calls: running, waiting for a slot, and all so far that ran."""
+        return {"running": self._running, "waiting": self._limit.waiting, "calls": self._called}
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:
@@ -122,8 +125,8 @@ class CallScorer(ABC):
 
     @property
     def pressure(self) -> float:
-        """Running calls over slots."""
-        return self._running / self._slots
+        """Running and waiting calls over slots."""
+        return (self._running + self._limit.waiting) / self._slots
 
     @property
     def at_engine(self) -> frozenset[str]:
@@ -177,10 +180,10 @@ class FunctionScorer(CallScorer):
         except ValueError as error:
             raise EngineStartError(f"prm.function {error}") from error
 
-    async def rows(self, request: ScoreRequest) -> list[list[float]]:
+    async def rows(self, request: ScoreRequest, requester: Requester | None) -> list[list[float]]:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                [group.create_task(self._call(request.question, item.steps, end)) for end in step_ends(item)]
+                [group.create_task(self._call(request.question, item.steps, end, requester)) for end in step_ends(item)]
                 for item in request.items
             ]
         return [[task.result() for task in row] for row in tasks]
@@ -194,43 +197,29 @@ class FunctionScorer(CallScorer):
         self._reward = None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _call(self, question: str, path: tuple[str, ...], end: int) -> float:
+    async def _call(self, question: str, path: tuple[str, ...], end: int, requester: Requester | None) -> float:
         """The reward of step ``end`` of ``path``, counted from 1."""
         reward = self._reward
         if reward is None:
             raise ScorerError(f"{self._name} is not loaded")
-        await self._limit.acquire()
+        await self._limit.acquire(requester)
         steps = path[:end]  # no sooner: all of a long path's would be quadratic memory
         self._running += 1
         self._called += 1
-        if is_async(reward):
-            try:
-                value: Any = await reward(question, steps)  # type: ignore[misc]
-            finally:
-                self._release_slot()
-        else:
-            value = await self._in_thread(reward, question, steps)
-        if inspect.isawaitable(value):
-            value = await value
-        return value  # type: ignore[no-any-return]  # checked by check_rewards
-
-    async def _in_thread(self, reward: RewardFunction, question: str, steps: Sequence[str]) -> Any:
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, reward, question, steps)
+        work: asyncio.Future[Any] | None = None
         try:
-            value = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if work.done():
-                self._release_slot()
+            if is_async(reward):
+                value: Any = await reward(question, steps)  # type: ignore[misc]
             else:
+                work = asyncio.get_running_loop().run_in_executor(self._threads, reward, question, steps)
+                value = await asyncio.shield(work)
+            return await value if inspect.isawaitable(value) else value  # type: ignore[no-any-return]  # checked later
+        finally:
+            if work is None or work.done():
+                self._release_slot()
+            else:  # its caller has given up, and a thread cannot be stopped
                 self._abandoned += 1
                 work.add_done_callback(self._returned_late)
-            raise
-        except BaseException:
-            self._release_slot()
-            raise
-        self._release_slot()
-        return value
 
     def _returned_late(self, work: "asyncio.Future[Any]") -> None:
         self._abandoned -= 1

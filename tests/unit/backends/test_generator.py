@@ -24,6 +24,7 @@ from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.tools.fair_slots import Requester
 from search.tree import StepEnd
 from tests.unit.backends.rude_server import RudeServer, streams
 from tests.unit.backends.text_model import CONTEXT, DELIMITER, MODEL, PROMPT_TOKENS, LocalModel, TextModel
@@ -120,6 +121,26 @@ async def test_steps_behind_one_first_step_are_written_near_each_other(monkeypat
         near.clear()
         await searched(UrlGenerator(pool, ALL), {"strategy": "self_consistency", "n": 4, "seed": 3})
         assert near == {"": {""}}
+
+
+@pytest.mark.parametrize("name", ["post", "collect"])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_requests_are_sent_in_the_turns_of_their_search(
+    name: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = ALL if name == "post" else replace(ALL, cancels=False, stops=whole)
+    async with TextModel(stops=can.stops).served() as pool:
+        sent = set[Any]()
+        send = getattr(pool, name)
+
+        async def noted(path: str, json: dict[str, Any], **options: Any) -> Any:
+            sent.add(options["requester"])
+            return await send(path, json, **options)
+
+        monkeypatch.setattr(pool, name, noted)
+        request = asked(StopCondition.SOLUTION if whole else StopCondition.STEP, 2, cache_salt="key")
+        assert len(await children(UrlGenerator(pool, can), request._replace(lane=Lane.FLEX_DEMAND))) == 2
+    assert sent == {Requester("key", "s", flex=True)}
 
 
 async def test_without_seeds_the_samples_of_a_question_are_one_request() -> None:

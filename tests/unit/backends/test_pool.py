@@ -30,6 +30,7 @@ from rude_server import (
 from deployments.backends.errors import BackendError, Fault
 from deployments.backends.pool import Pool
 from deployments.backends.settings import BackendSettings
+from search.tools.fair_slots import Requester
 
 BODY = {"messages": [{"role": "user", "content": "6 * 7?"}], "seed": 3, "max_tokens": 8}
 ONCE: dict[str, Any] = {"attempts": 1, "max_reply_bytes": 4096}
@@ -65,16 +66,25 @@ async def call(pool: Pool, streamed: bool, seconds: float) -> Any:
 
 @pytest.mark.parametrize(("fault", "streamed", "behaviour"), FAULTS.values(), ids=FAULTS)
 async def test_every_misbehaviour_is_a_typed_error_without_the_key(
-    fault: Fault, streamed: bool, behaviour: Behaviour, key_file: Path, caplog: pytest.LogCaptureFixture
+    fault: Fault,
+    streamed: bool,
+    behaviour: Behaviour,
+    key_file: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    for name in ("REST_S", "REST_MAX_S"):  # a server that is busy once is busy until after the deadline
+        monkeypatch.setattr(f"deployments.backends.pool.{name}", 3600.0)
     settings = ONCE | (IMPATIENT if fault is Fault.SILENT else {})
     async with RudeServer(behaviour) as server, pool_of(server, api_key_file=key_file, **settings) as pool:
         with pytest.raises(BackendError) as caught:
-            await call(pool, streamed, 1.0 if fault is Fault.LATE else 3)
+            await call(pool, streamed, 1.0 if fault is Fault.LATE else 60)
         error = caught.value
         assert (error.fault, error.url) == (fault, server.url)
-        assert {request.headers["authorization"] for request in server.requests} == {f"Bearer {KEY}"}
+        assert {request.headers["authorization"] for request in server.requests} <= {f"Bearer {KEY}"}
+        # On a busy machine a call that ends by the clock may end before the server has read it.
+        assert server.requests or fault in (Fault.LATE, Fault.SILENT)
         copy = pickle.loads(pickle.dumps(error))
         assert (copy.fault, copy.status, str(copy)) == (error.fault, error.status, str(error))
         assert error.__cause__ is None
@@ -163,12 +173,13 @@ async def test_a_stream_may_begin_as_late_as_any_reply() -> None:
 
 async def test_a_late_call_says_nothing_of_its_url_and_a_stream_that_is_closed_is_an_answer() -> None:
     begins = hangs(STREAM + event(EVENTS[0]))
-    async with RudeServer(hangs(), hangs(), hangs(), begins) as server, pool_of(server) as pool:
+    async with RudeServer(hangs()) as server, pool_of(server) as pool:
         for _ in range(3):
             with pytest.raises(BackendError, match="deadline"):
                 await call(pool, False, 0.2)
         [status] = pool.status()
         assert (status.healthy, status.answered, status.failed) == (True, 0, 0)
+        server._behaviours = (begins,)
         first = await pool.collect(CHAT, BODY, deadline=soon(20), until=lambda: lambda event: True)
         assert first == EVENTS[:1]
         assert pool.status()[0].answered == 1
@@ -226,7 +237,10 @@ async def test_closing_a_stream_or_cancelling_a_call_closes_the_connection() -> 
         assert (status.calls, status.failed) == (0, 0)
 
 
-async def test_a_url_that_cannot_be_reached_is_left_and_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_url_that_cannot_be_reached_is_left_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.backends.pool.LEFT_S", 3600.0)
     async with RudeServer(good) as down:
         pass
     async with RudeServer(good) as well, pool_of(down, well) as pool:
@@ -238,9 +252,9 @@ async def test_a_url_that_cannot_be_reached_is_left_and_tried_again_later(caplog
         again = RudeServer(good)
         again._server = await asyncio.start_server(again._serve, host, int(port))
         try:
-            while not again.requests:
-                assert await call(pool, False, 20) == ANSWER
-                await asyncio.sleep(0.05)
+            pool._endpoints[0]._left_until = 0.0
+            assert await call(pool, False, 20) == ANSWER
+            assert len(again.requests) == 1
             assert all(each.healthy for each in pool.status())
             assert caplog.text.count("answers again") == 1
         finally:
@@ -261,6 +275,22 @@ async def test_calls_wait_in_line_for_room_and_end_by_the_deadline() -> None:
             await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.gather(first, waiting, return_exceptions=True)
+
+
+async def test_searches_and_their_owners_take_turns_for_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.backends.pool.TURN", 2)
+    async with RudeServer(good) as server, pool_of(server, max_calls=1) as pool:
+
+        async def ask(owner: str, search_id: str) -> None:
+            body = BODY | {"user": f"{owner} {search_id}"}
+            await pool.post(CHAT, body, deadline=soon(60), requester=Requester(owner, search_id))
+
+        async with asyncio.TaskGroup() as group:
+            for owner, search_id in [("a", "1")] * 12 + [("a", "2")] * 2 + [("b", "3")] * 2:
+                group.create_task(ask(owner, search_id))
+    asked = [json.loads(request.body)["user"] for request in server.requests]
+    # Two are taken before the others come: one at the server, and the one that is next.
+    assert asked == ["a 1"] * 4 + ["b 3"] * 2 + ["a 2"] * 2 + ["a 1"] * 8
 
 
 @pytest.mark.parametrize("limit", [{"calls_per_minute": 2}, {"tokens_per_minute": 45}])

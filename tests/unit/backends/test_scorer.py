@@ -25,7 +25,8 @@ from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.tokenizers import load_tokenizer
 from search.errors import ScorerError, ScorerRefused
-from search.ports import ScoreItem, ScoreRequest
+from search.ports import Lane, ScoreItem, ScoreRequest
+from search.tools.fair_slots import Requester
 
 STEPS = ("Three and four make seven.\n\n", "Seven and two make ten.\n\n", "The answer is ten.")
 ITEMS = (ScoreItem(STEPS, unscored=3), ScoreItem(STEPS[:2]), ScoreItem(STEPS[1:], unscored=1, ended=True))
@@ -95,6 +96,25 @@ async def test_rows_of_a_head_give_the_rewards_of_an_engine(
     assert [*map(len, scored)] == [3, 1, 1]
     assert [*scored] == [pytest.approx(row, abs=1e-12) for row in expected]
     assert scored.cost.prompt_tokens == sum(len(family.encode(REQUEST.question, item.steps)[0]) for item in ITEMS)
+
+
+@pytest.mark.parametrize(
+    "given", [POOLING, {"model": "s", "endpoint": "score"}, JUDGE], ids=["pooling", "score", "chat"]
+)
+async def test_calls_are_made_in_the_turns_of_their_search(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RudeServer(good) as server, scorer_of(server, **given) as scorer:
+        made = set[Any]()
+
+        async def noted(path: str, json: dict[str, Any], **options: Any) -> Any:
+            made.add(options["requester"])
+            raise ScorerError("enough")
+
+        monkeypatch.setattr(scorer._pool, "post", noted)
+        with pytest.raises(ScorerError):
+            await scorer.score(REQUEST._replace(cache_salt="key", lane=Lane.FLEX_DEMAND))
+    assert made == {Requester("key", "s1", flex=True)}
 
 
 @settings(max_examples=50)

@@ -7,21 +7,33 @@ import pytest
 import pytest_asyncio
 from http_world import World, chat
 
+from deployments.engines.rewards import execution
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
+from deployments.sandbox import Limits, Sandbox
+from deployments.sandbox.trials import Trial, try_program
+from deployments.service import code_answers
 from search.answers.equivalence import AnswerMatcher
+from search.tools.fair_slots import Requester
 
-PRM = {"family": "execution", "program_seconds": 1.0}
+PRM = {"family": "execution", "program_seconds": 60.0}
 RIGHT = "def f(x):\n    return x + 1\n"
 ALSO_RIGHT = "def f(x):\n    return 1 + x\n"
 WRONG = "def f(x):\n    return 2 * x\n"
 """Right for 1."""
 ENDLESS = "def f(x):\n    while x:\n        pass\n"
+"""The only one with a short time limit: on a busy machine any other may need long."""
 CHECKS = [{"input": "f(1)", "output": "2"}, "assert f(2) == 3"]
 EXAMPLE = 'Write it.\n\n```python\ndef f(x):\n    """Next.\n\n    >>> f(1)\n    2\n    >>> f(5)\n    6\n    """\n```'
 
 
 @pytest_asyncio.fixture
-async def coding(matcher: AnswerMatcher) -> AsyncIterator[World]:
+async def coding(matcher: AnswerMatcher, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    async def tried(sandbox: Sandbox, limits: Limits, program: str, *others: Any) -> Trial:
+        limits = limits._replace(seconds=0.5) if program == ENDLESS else limits
+        return await try_program(sandbox, limits, program, *others)
+
+    for module in (execution, code_answers):
+        monkeypatch.setattr(module, "try_program", tried)
     scorer = ExecutionScorer(ExecutionSettings.model_validate(PRM))
     await scorer.start()
     world = World(matcher, prm=PRM, scorer=scorer, limits={"checks": 4}, max_model_len=4096)
@@ -70,6 +82,28 @@ async def test_without_rewards_candidates_vote_by_what_they_do(coding: World) ->
 async def test_a_time_limit_degrades_the_search_and_nothing_else(coding: World) -> None:
     found = await searched(coding, [ENDLESS, RIGHT], "Write f.", selection="naive", checks=CHECKS)
     assert (found["answer"], found["score"], found["degraded"]) == (RIGHT, 1.0, True)
+
+
+async def test_programs_run_in_the_turns_of_their_search(coding: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: dict[str, set[Requester]] = {}
+
+    def noting(module: Any) -> Any:
+        run = module.try_program
+
+        async def tried(*given: Any) -> Trial:
+            waited.setdefault(module.__name__, set()).add(given[-1])
+            trial: Trial = await run(*given)
+            return trial
+
+        return tried
+
+    for module in (execution, code_answers):
+        monkeypatch.setattr(module, "try_program", noting(module))
+    await searched(coding, [RIGHT, WRONG], EXAMPLE)
+    rewarded, voted = waited.values()
+    assert rewarded == voted
+    [requester] = voted
+    assert requester.search_id
 
 
 async def test_other_questions_have_ordinary_answers(coding: World) -> None:

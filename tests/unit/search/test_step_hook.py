@@ -19,6 +19,7 @@ from search.errors import GeneratorError, HookError, HookFailure, LimitReached
 from search.run.report import SearchOutcome, StepScored
 from search.run.step_hook import END_PATH, MAX_TEXT_CHARS, HookCall, HookFallback, HookFunction, StepHook
 from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json, tree_of_view
+from search.tools.fair_slots import Requester
 from search.training_data import ended_paths, path_text
 from search.tree import HookEffect, NodeStatus, SearchTree
 
@@ -224,6 +225,35 @@ async def test_at_most_as_many_calls_run_at_once_as_the_hook_allows() -> None:
     hook = hook_of(slow, max_calls=3)
     await Bench().search(BEAM, step_hook=hook)
     assert max(running) == 3
+
+
+async def test_the_hook_is_asked_in_the_turns_of_the_search() -> None:
+    hook, asked = hook_of(replies(None)), list[Requester]()
+    effect = hook.effect
+
+    async def noted(question: str, path: Sequence[str], step: str, requester: Requester) -> HookEffect:
+        asked.append(requester)
+        return await effect(question, path, step, requester)
+
+    hook.effect = noted  # type: ignore[method-assign]
+    await Bench().search(BEAM, step_hook=hook, cache_salt="key", flex=True)
+    assert {*asked} == {Requester("key", "s1", flex=True)}
+
+
+async def test_a_search_with_many_steps_does_not_keep_the_hook_from_another() -> None:
+    seen: list[str] = []
+
+    async def slow(question: str, path: Sequence[str], step: str) -> None:
+        seen.append(question)
+        await asyncio.sleep(0)
+
+    hook = hook_of(slow, max_calls=1)
+    async with asyncio.TaskGroup() as group:
+        for owner, number in (("busy", 30), ("other", 2)):
+            for _ in range(number):
+                group.create_task(hook.effect(owner, (), "step", Requester(owner, "search")))
+    assert seen[:5] == ["busy", "busy", "other", "busy", "other"]
+    assert len(seen) == 32
 
 
 async def raising(question: str, path: Sequence[str], step: str) -> str:
