@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from kvstore.server.cache_server import CacheServer, CacheServerError, request_text
 from kvstore.settings import CacheSettings
 
@@ -42,15 +44,23 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@retry(
+    retry=retry_if_exception_type(CacheServerError), stop=stop_after_delay(WAIT_S), wait=wait_fixed(0.1), reraise=True
+)
+def answer(server: CacheServer, method: str, path: str) -> str:
+    """The server's reply, as text. It is asked again where a busy machine lets a request run out of time."""
+    return request_text(server.address, method, path)
+
+
 def status(server: CacheServer) -> dict[str, Any]:
     """Sizes in bytes, numbers of objects, registered engines."""
-    reported: dict[str, Any] = json.loads(request_text(server.address, "GET", "/status"))
+    reported: dict[str, Any] = json.loads(answer(server, "GET", "/status"))
     return reported
 
 
 def clear(server: CacheServer) -> None:
     """Drops all KV that no request is reading."""
-    request_text(server.address, "POST", "/cache/clear")
+    answer(server, "POST", "/cache/clear")
 
 
 def l1(server: CacheServer) -> dict[str, int]:
@@ -68,7 +78,7 @@ def objects(server: CacheServer) -> int:
 def registered(server: CacheServer) -> set[int]:
     """Engines registered at the server; empty while it does not answer."""
     try:
-        return set(status(server)["registered_gpu_ids"])
+        return set(json.loads(request_text(server.address, "GET", "/status"))["registered_gpu_ids"])
     except CacheServerError:
         return set()
 
@@ -76,7 +86,7 @@ def registered(server: CacheServer) -> set[int]:
 def lookups(server: CacheServer) -> int:
     """Number of prefix lookups that the server has had."""
     threading.Event().wait(0.5)  # the counter follows a moment later
-    lines = request_text(server.address, "GET", "/metrics").splitlines()
+    lines = answer(server, "GET", "/metrics").splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("lmcache_mp_lookups_requests_total"))
 
 

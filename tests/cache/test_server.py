@@ -22,7 +22,7 @@ def test_a_server_answers_once_started_and_is_gone_once_stopped(monkeypatch: pyt
     address = server.start()
     pid = server.pid
     assert pid is not None
-    assert server.healthy()
+    until(server.healthy)
     assert status(server)["chunk_size"] == BLOCK
     assert server.start() == address
     assert server.pid == pid

@@ -11,8 +11,9 @@ from benchmarks.processes import engines_of
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
-from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
+from search.ports import ChildGroup
 from tests.engine.conftest import quiet, stop
+from tests.engine.test_generation import prompt, rambling
 
 
 async def exhaust(groups: AsyncIterator[ChildGroup]) -> None:
@@ -26,12 +27,9 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     engine = GenerationEngine(GeneratorSettings(model=generator_model))
     with quiet():
         await engine.start()
-    branches = tuple(Branch(index, index, 900) for index in range(32))
-    expansion = ExpandItem((), tuple(range(20, 60)), branches)
-    request = ExpandRequest("search", (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
-    async with aclosing(engine.expand(request)) as groups:
+    [process] = [each for each in engines_of(psutil.Process()) if each not in before]
+    async with aclosing(engine.expand(rambling(prompt(engine)))) as groups:
         await anext(groups)
-        [process] = [each for each in engines_of(psutil.Process()) if each not in before]
         process.kill()
         with pytest.raises(GeneratorError, match="the engine failed"):
             await asyncio.wait_for(exhaust(groups), 60)

@@ -25,7 +25,7 @@ from search.settings import parse_search
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 N = 4
-MINUTE = 60.0
+MINUTES = 600.0
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ async def test_a_pool_answers_as_best_of_n_does_and_searches_go_on_where_they_en
     pool, rewards = RowFile(tmp_path / "pool", ("problem", "n")), RowFile(tmp_path / "rewards", ("problem", "n"))
     searches = RowFile(tmp_path / "searches", ("problem", "strategy", "n"))
     try:
-        await sample(generation, matcher, problems, [N, 1], pool, 64, time.monotonic() + MINUTE)
-        await score_pool(scoring, problems, N, pool, rewards, time.monotonic() + MINUTE)
+        await sample(generation, matcher, problems, [N, 1], pool, 64, time.monotonic() + MINUTES)
+        await score_pool(scoring, problems, N, pool, rewards, time.monotonic() + MINUTES)
         for problem in problems:
             row = pool.rows[problem.id, N]
             offline = await pool_of(row["solutions"], rewards.rows[problem.id, N]["rewards"], matcher)
@@ -59,7 +59,7 @@ async def test_a_pool_answers_as_best_of_n_does_and_searches_go_on_where_they_en
             assert outcome.cost.generated_tokens == voted(offline, N, SelectionRule.WEIGHTED).tokens
             assert len(pool.rows[problem.id, 1]["solutions"]) == 1
         for asked in (problems[:1], problems):
-            await search_all(engines, asked, list(SEARCHES), N, searches, 64, time.monotonic() + MINUTE)
+            await search_all(engines, asked, list(SEARCHES), N, searches, 64, time.monotonic() + MINUTES)
     finally:
         matcher.close()
     assert set(searches.rows) == {(problem.id, name, N) for problem in problems for name in SEARCHES}

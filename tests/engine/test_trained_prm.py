@@ -2,11 +2,9 @@
 a training that was killed."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +25,21 @@ from tests.engine.conftest import SETTLE_S, quiet, stop
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 DEADLINE_S = 240.0
+KILLED = """
+import os, signal
+from cluster.cli.main import app
+from cluster.training.fit import Fit
+
+save = Fit._save
+
+def save_and_die(self):
+    save(self)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Fit._save = save_and_die
+app()
+"""
+"""A training that is killed once it has saved an epoch."""
 QUESTION = "Start with 12. Add 30. What is the result?"
 PATHS = [
     ("12 + 30 = 42\n\n", r"The answer is \boxed{42}"),
@@ -64,14 +77,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
                     "correct": result == first + 30,
                 }
                 file.write(json.dumps(line) + "\n")
-    checkpoint = resumed / "training" / "checkpoint.pt"
-    command = [sys.executable, "-m", "cluster.cli.main", *arguments(pool, resumed)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + DEADLINE_S
-        while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        killed_with = process.wait(DEADLINE_S)
+    command = [sys.executable, "-c", KILLED, *arguments(pool, resumed)]
+    killed_with = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=DEADLINE_S).returncode
+    assert (resumed / "training" / "checkpoint.pt").exists()
     assert not (resumed / "metrics.json").exists()
     threads = torch.get_num_threads()
     for output in (resumed, whole):

@@ -32,8 +32,9 @@ from tests.engine.verifier_model import TEMPLATE, save_verifier
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
-CONTEXT = 1024
-LONG = 700
+CONTEXT = 4096
+LONG = 3500
+"""Tokens of critiques that are cut off: more than an engine writes while this process gets no processor."""
 """Tokens of a critique that takes a second or more."""
 SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Times after which critiques are cut off, until some were begun."""

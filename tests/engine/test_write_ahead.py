@@ -11,13 +11,14 @@ import pytest_asyncio
 
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
-from deployments.engines import request_queue
+from deployments.engines import request_queue, write_ahead
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import WriteAheadSetting
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ScoreRequest
 from search.prompt import Prompt
+from search.run import runner
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -235,10 +236,14 @@ async def test_trees_are_the_same_beside_searches_that_are_cancelled(
 
 
 async def test_solutions_of_later_rounds_are_written_ahead_where_steps_are_not(
-    shared_pair: Pair, generation: GenerationEngine
+    shared_pair: Pair, generation: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `auto`, which begins no steps on a CPU of several cores. Once a search has its answer, nothing that was
     written ahead for it is left, and its tokens are in the search's cost."""
+    # However slow the machine, no search is taken for one that has ended, whose tokens nobody asks for.
+    monkeypatch.setattr(write_ahead, "LEAST_LINGER_S", 600.0)
+    monkeypatch.setattr(write_ahead, "MOST_LINGER_S", 600.0)
+    monkeypatch.setattr(runner, "GIVE_UP_S", 600.0)
     book = generation._running.write_ahead
     setting, book.setting = book.setting, "auto"
     shared_pair.before = generation.stats()
