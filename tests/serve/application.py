@@ -4,9 +4,10 @@ import asyncio
 import os
 import secrets
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -198,6 +199,17 @@ def is_idle(client: httpx.Client) -> bool:
     """Whether the client's controller runs no search and reports no leftovers."""
     status = client.get("/v1/status").raise_for_status().json()
     return bool(status["searches"] == 0 and status["integrity"] == [])
+
+
+def leave_once_it_runs(client: httpx.Client, path: str, body: Json, headers: Mapping[str, str] | None = None) -> None:
+    """Sends a request that is not streamed to a client's controller, and hangs up once its search runs. It must last
+    until then, and be the only one."""
+    sent = client.build_request("POST", path, json=body, headers=headers)
+    url = sent.url
+    lines = [f"POST {url.raw_path.decode()} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.headers.items())]
+    with socket.create_connection((url.host, url.port or 80), 60) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + sent.content)
+        until(lambda: client.get("/v1/status").json()["searches"] == 1, "it runs", every_s=0.05)
 
 
 def request(problem: Problem, seed: int, **fields: Any) -> Json:

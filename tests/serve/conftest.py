@@ -27,6 +27,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
         "http": {"canary_every_s": 0},
         "controller": {
             "limits": {"seconds": 300},
+            "max_loop_delay_s": 60.0,  # a controller that got no processor for a second would refuse what comes next
             "store": {"path": str(tmp_path_factory.mktemp("store")), "batch_requests": 4},
         },
     }

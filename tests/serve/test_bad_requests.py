@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.serve.application import Application, problems, request, until
+from tests.serve.application import Application, leave_once_it_runs, problems, request, until
 
 CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
@@ -61,9 +60,9 @@ def test_bad_requests_are_refused_and_the_engines_stay(idle: Application) -> Non
 def test_a_request_without_a_key_is_refused(idle: Application) -> None:
     with engines_stay(idle):
         for key in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": f"Basic {idle.key}"}):
-            assert httpx.post(f"{idle.url}{CHAT}", json=GOOD, headers=key).status_code == 401
-            assert httpx.get(f"{idle.url}/v1/models", headers=key).status_code == 401
-    assert httpx.get(f"{idle.url}/health").status_code == 200
+            assert httpx.post(f"{idle.url}{CHAT}", json=GOOD, headers=key, timeout=60).status_code == 401
+            assert httpx.get(f"{idle.url}/v1/models", headers=key, timeout=60).status_code == 401
+    assert httpx.get(f"{idle.url}/health", timeout=60).status_code == 200
 
 
 CONTROL_HEADERS = {
@@ -80,11 +79,9 @@ def test_clients_cannot_send_serves_control_headers(idle: Application) -> None:
         for name in ("x-request-id", "x-session-id", "traceparent"):
             headers = {name: b"\xff\xfe"}
             assert client.get("/v1/models", headers=headers).status_code == 200  # type: ignore[arg-type]
-    impatient = httpx.Timeout(60.0, read=0.3)
-    long = request(problems(1, seed=33, level=5)[0], 1, search={"strategy": "beam_search", "n": 64, "m": 4})
-    with idle.client(impatient) as client, pytest.raises(httpx.ReadTimeout):
-        client.post(CHAT, json=long, headers=CONTROL_HEADERS)
-    until(lambda: idle.status()["searches"] == 0, "a search ends with its client, whatever the client said", 10.0)
+    long = {"strategy": "mcts", "iterations": 4000, "budget": {"seconds": 200}}
+    leave_once_it_runs(idle.http, CHAT, request(problems(1, seed=33, level=5)[0], 1, search=long), CONTROL_HEADERS)
+    until(lambda: idle.status()["searches"] == 0, "a search ends with its client, whatever the client said")
 
 
 def test_slow_bodies_of_one_client_and_a_slow_head_do_not_block_others_and_end(idle: Application) -> None:
@@ -94,12 +91,12 @@ def test_slow_bodies_of_one_client_and_a_slow_head_do_not_block_others_and_end(i
         f"authorization: Bearer {idle.key}\r\ncontent-length: 1000\r\n"
     )
     with ExitStack() as stack:
-        connections = [stack.enter_context(socket.create_connection((url.host, url.port), 20)) for _ in range(513)]
+        connections = [stack.enter_context(socket.create_connection((url.host, url.port), 60)) for _ in range(513)]
         for connection in connections:
             connection.settimeout(60)
             connection.sendall(f"{head}\r\n{{".encode() if connection is not connections[0] else head.encode())
         other = {"Authorization": f"Bearer {idle.other_key}"}
-        assert httpx.get(f"{idle.url}/health", timeout=20).status_code == 200
+        assert httpx.get(f"{idle.url}/health", timeout=60).status_code == 200
         reply = httpx.post(f"{idle.url}{CHAT}", json=GOOD, headers=other, timeout=60)
         assert reply.status_code == 200, reply.text
         headless, *ends = (connection.recv(12) for connection in connections)

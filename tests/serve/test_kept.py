@@ -152,8 +152,9 @@ def test_no_kill_loses_or_repeats_a_request(idle: Application, client: openai.Op
 def test_a_running_search_can_be_followed(idle: Application) -> None:
     body = request(problems(1, seed=76, level=5)[0], 1, store=True, search=WIDE)
     with ThreadPoolExecutor(1) as pool:
+        before = newest(idle).get("id")
         running = pool.submit(lambda: idle.http.post("/v1/chat/completions", json=body).json())
-        until(lambda: newest(idle)["status"] == "running", "it runs", every_s=0.01)
+        until(lambda: newest(idle).get("id") != before, "it runs", every_s=0.01)
         followed = idle.http.get(f"/v1/searches/{newest(idle)['id']}/events").text
         reply = running.result()
     data = [line.removeprefix("data: ") for line in followed.splitlines() if line.startswith("data: ")]

@@ -12,7 +12,15 @@ from ray import serve
 
 from deployments.config import AnswerCacheSettings, StepHookSettings, TelemetrySettings
 from deployments.step_hooks.calculator import mistakes
-from tests.serve.application import Application, another_controller, is_idle, problems, request, until
+from tests.serve.application import (
+    Application,
+    another_controller,
+    is_idle,
+    leave_once_it_runs,
+    problems,
+    request,
+    until,
+)
 from tests.tool_templates import HERMES
 
 CHAT = "/v1/chat/completions"
@@ -86,9 +94,8 @@ def test_corrections_are_marked_counted_and_the_same_twice(idle: Application, ot
 
 
 def test_a_client_that_leaves_leaves_no_call_to_the_hook(idle: Application, other: httpx.Client) -> None:
-    wide = {"strategy": "beam_search", "n": 64, "m": 4}
-    with pytest.raises(httpx.ReadTimeout):
-        other.post("/v1/search", json=request(PROBLEMS[0], 4, search=wide), timeout=0.2)
+    wide = {"strategy": "mcts", "iterations": 4000, "budget": {"seconds": 200}}
+    leave_once_it_runs(other, "/v1/search", request(PROBLEMS[0], 4, search=wide))
     until(lambda: is_idle(other), "nothing is left")
 
 

@@ -67,7 +67,7 @@ def test_a_client_that_leaves_while_solutions_are_read_ends_the_reading(
         if left == 2:
             break
     assert left == 2
-    until(lambda: nothing_runs(idle), "nothing runs after the client has left", 10.0)
+    until(lambda: nothing_runs(idle), "nothing runs after the client has left")
 
 
 def test_one_seed_is_one_tree_of_two_replicas(idle: Application) -> None:

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
@@ -141,8 +141,9 @@ def test_headers_without_end_are_refused(application: Application) -> None:
     line = b"X-Pad: " + b"x" * (1 << 20) + b"\r\n"
     with socket.create_connection((url.host, url.port), 60) as connection:
         connection.sendall(head(application)[:-2])
-        for _ in range(200):
-            connection.sendall(line)
+        with suppress(ConnectionError):  # on a slow machine it closes before all of them are sent
+            for _ in range(200):
+                connection.sendall(line)
         with closing(http.client.HTTPResponse(connection)) as reply:
             reply.begin()
             assert reply.status == 431

@@ -62,7 +62,7 @@ def test_a_background_response_is_polled_and_cancelled_at_another_controller(
     assert "\\boxed{" in plain.output_text
     assert first.responses.retrieve(begun.id).output_text == plain.output_text
     assert status(first, long.id) == "in_progress"
-    assert first.responses.cancel(long.id).status == "cancelled"
+    until(lambda: first.responses.cancel(long.id).status == "cancelled", "it is cancelled")
     until(is_idle(second_url, idle), "the search has ended in the engines' eyes too")
     assert second.responses.cancel(long.id).status == "cancelled"
 

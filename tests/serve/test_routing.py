@@ -64,8 +64,11 @@ def test_calls_are_counted_until_they_end(idle: Application) -> None:
         requests = [one_branch(uuid4().hex, tokens=LONG) for _ in range(12)]
         responses = [handle.expand.remote(request) for request in requests]
         readers = [asyncio.ensure_future(anext(response)) for response in responses]
-        await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
-        assert at_work() > 0
+        seen = 0
+        while not any(reader.done() for reader in readers):
+            seen = max(seen, at_work())
+            await asyncio.sleep(0)
+        assert seen > 0
         for response in responses[:8]:
             response.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
@@ -81,10 +84,14 @@ def test_calls_are_counted_until_they_end(idle: Application) -> None:
 
 
 def test_a_prefix_is_computed_once_for_all_replicas(idle: Application) -> None:
-    before = [replica["branches_finished"] for replica in idle.status()["generator"]]
-    cached = cached_by_prefix(idle, calls=16)
-    after = [replica["branches_finished"] for replica in idle.status()["generator"]]
-    assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
-    # The first call computes all of the prefix; without LMCache the other replica's first call would as well.
-    assert cached[0] == 0
-    assert all(tokens >= 288 for tokens in cached[1:]), cached
+    def is_shared() -> bool:
+        before = [replica["branches_finished"] for replica in idle.status()["generator"]]
+        cached = cached_by_prefix(idle, calls=16)
+        after = [replica["branches_finished"] for replica in idle.status()["generator"]]
+        assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
+        # The first call computes all of the prefix; without LMCache the other replica's first call would as well.
+        assert cached[0] == 0
+        return all(tokens >= 288 for tokens in cached[1:])
+
+    # Where the server counted as unhealthy for a moment, nothing was stored: again, with another prefix.
+    until(is_shared, "the prefix is computed once", 120.0)
