@@ -49,8 +49,10 @@ def cache_of(clock: Clock | None = None, **settings: Any) -> AnswerCache:
     return AnswerCache(AnswerCacheSettings(**settings), clock or Clock())
 
 
-def similar_cache(threshold: float = 0.8, **settings: Any) -> AnswerCache:
-    return cache_of(embedding=f"{HERE}letters", threshold=threshold, **settings)
+def similar_cache(threshold: float = 0.8, clock: Clock | None = None, **settings: Any) -> AnswerCache:
+    # The embedding runs in a thread, which may have to wait for a busy machine.
+    settings |= {"embedding": f"{HERE}letters", "threshold": threshold, "embedding_timeout_s": 30.0}
+    return cache_of(clock, **settings)
 
 
 def asked(text: str, context: str | None = "alone") -> Question:
@@ -140,7 +142,7 @@ async def test_an_answer_is_forgotten_at_its_age_however_often_it_is_asked() -> 
 
 async def test_an_old_answer_is_not_found_by_a_similar_question() -> None:
     clock = Clock()
-    cache = AnswerCache(AnswerCacheSettings(embedding=f"{HERE}letters", threshold=0.8, seconds=60), clock)
+    cache = similar_cache(clock=clock, seconds=60)
     await keep(cache, asked("Tell me 6*7"))
     assert await found(cache, asked("Tell me: 6*7")) == "42"
     clock.now = 60.0
@@ -356,19 +358,21 @@ async def test_a_failing_embedding_is_a_miss_and_tells_no_text(caplog: pytest.Lo
 
 
 async def test_an_embedding_that_hangs_delays_one_question_only() -> None:
-    returns = threading.Event()
+    entered, returns = threading.Event(), threading.Event()
 
     def hangs(texts: Sequence[str]) -> list[list[float]]:
-        returns.wait(30)
+        entered.set()
+        returns.wait(120)
         return [[1.0]]
 
     embedder = Embedder(hangs, 0.02, "embedding")
-    assert await embedder.vector_of("a") is None
-    embedder._timeout_s = 30.0
-    async with asyncio.timeout(5):
+    while not entered.is_set():  # a call that the thread has not begun in time is never made
+        assert await embedder.vector_of("a") is None
+    embedder._timeout_s = 120.0
+    async with asyncio.timeout(60):
         assert await embedder.vector_of("b") is None
     returns.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while await embedder.vector_of("c") is None:
             await asyncio.sleep(0.01)
     embedder.close()

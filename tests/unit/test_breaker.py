@@ -1,6 +1,7 @@
 """The PRM's circuit breaker: no call waits for a PRM that is gone, and a slow one is left alone."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,13 +85,18 @@ async def test_a_successful_probe_closes_the_breaker(deployment: Deployment) -> 
     assert await deployment.call() == "answer"
 
 
-async def test_replies_to_other_calls_are_signs_of_life() -> None:
+async def test_replies_to_other_calls_are_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("deployments.calls.breaker.time", SimpleNamespace(monotonic=lambda: now))
     deployment = Deployment(patience_s=1.0)
     deployment.alive = False
     waiting = asyncio.create_task(deployment.call())
     for _ in range(40):
         async with deployment.breaker.call():
-            await asyncio.sleep(0.05)
+            now += 0.05
+            looks = deployment.looks
+            while deployment.looks == looks:  # and it opens if the silence is too long
+                await asyncio.sleep(0.001)
     assert not deployment.breaker.open
     assert not waiting.done()
     deployment.answers.set()

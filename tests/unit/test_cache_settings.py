@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cluster.launch.application import free_port
 from kvstore.connector.arguments import connector_arguments, kv_name
 from kvstore.server import cache_server, segments
 from kvstore.server.cache_server import CacheAddress, CacheServer, CacheServerError, existing_server
@@ -192,13 +191,16 @@ def test_an_existing_server_is_asked_for_its_chunk_size() -> None:
         existing_server(settings)
 
 
-def test_a_missing_server_is_awaited_only_for_the_given_time() -> None:
-    with external_server(32) as settings:
+def test_a_missing_server_is_awaited_only_for_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_server, "_PROBE_TIMEOUT_S", 60.0)
+    with external_server(32) as settings, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # and does not listen: nobody can be connected to its port, nor take it
+        missing = deaf.getsockname()[1]
         hasty = settings.model_copy(update={"start_timeout_s": 0.2})
         with pytest.raises(CacheServerError, match="no cache server for engines at"):
-            existing_server(hasty.model_copy(update={"port": free_port()}))
-    with pytest.raises(CacheServerError, match="GET /status at the cache server failed"):
-        existing_server(hasty)
+            existing_server(hasty.model_copy(update={"port": missing}))
+        with pytest.raises(CacheServerError, match="GET /status at the cache server failed"):
+            existing_server(hasty.model_copy(update={"http_port": missing}))
 
 
 def test_a_server_that_fails_to_start_raises_and_is_stopped() -> None:

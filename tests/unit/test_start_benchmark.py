@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from benchmarks.pace.checkouts import Checkout
 from benchmarks.processes import watched_by
-from benchmarks.start.application import DASHBOARD, START_S, Start, started_application
+from benchmarks.start.application import DASHBOARD, START_S, Progress, Start, started_application
 from benchmarks.start.checkouts import SetUp, SetUpError, set_up
 from benchmarks.start.conditions import CONDITIONS, QUIET, Condition, environment
 from benchmarks.start.process_names import process_name
@@ -68,7 +69,7 @@ def test_an_engine_is_named_after_its_replica_where_that_is_known() -> None:
 
 
 def test_a_pidfd_shows_who_watches_a_process() -> None:
-    with subprocess.Popen(["sleep", "10"]) as process:
+    with subprocess.Popen(["sleep", "60"]) as process:
         try:
             assert process.pid not in watched_by(os.getpid())
             descriptor = os.pidfd_open(process.pid)
@@ -277,7 +278,8 @@ def test_a_start_is_measured_by_part_and_process_and_a_replica_is_added(
     monkeypatch.setattr("benchmarks.start.processes.MIN_CPU_S", 0.0)  # on a busy machine they get little
     with started_application(checkout_with(tmp_path), short / "1", os.environ) as application:
         start = application.wait_first_answer()
-        assert len(processes_of(short / "1")) == 3
+        while len(processes_of(short / "1")) != 3:  # setsid, too, ends once it has forked
+            time.sleep(0.01)
         scaled = scale_up(application)
     assert processes_of(short / "1") == []
     assert start.failure is None
@@ -302,7 +304,15 @@ def test_a_start_that_fails_is_recorded(tmp_path: Path, short: Path) -> None:
 
 
 def test_a_start_that_takes_too_long_is_recorded(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.start.application.START_S", 3.0)
+    read_output = Progress.read_output
+
+    def read_until_deployments(progress: Progress) -> None:
+        """The time is over as soon as deployments start, however long it took until then."""
+        read_output(progress)
+        if progress.parts[-1][0] == "starting deployments":
+            monkeypatch.setattr("benchmarks.start.application.START_S", 0.0)
+
+    monkeypatch.setattr(Progress, "read_output", read_until_deployments)
     with started_application(checkout_with(tmp_path, "time.sleep(600)"), short / "1", os.environ) as application:
         start = application.wait_first_answer()
     assert (start.seconds, start.failure) == (None, None)

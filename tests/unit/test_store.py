@@ -159,7 +159,8 @@ def test_no_id_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory, 
             store.owned(name)
 
 
-def test_concurrent_uploads_exceed_no_cap(tmp_path: Path) -> None:
+def test_concurrent_uploads_exceed_no_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "LOCK_WAIT_S", 60.0)  # a slow disk may take long for all of them
     store = make(tmp_path, files_max=5)
     refused: list[Full] = []
 
@@ -179,14 +180,17 @@ def test_concurrent_uploads_exceed_no_cap(tmp_path: Path) -> None:
     assert len(refused) == 11
 
 
-def test_expired_files_are_invisible_before_and_after_the_sweep(tmp_path: Path) -> None:
-    store = make(tmp_path, keep_s=1.0)
+def test_expired_files_are_invisible_before_and_after_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(tmp_path, keep_s=600.0)  # less than the age at which the sweep removes all that is stale
     files = store.owned("a").files
     short = files.add(io.BytesIO(b"x"), "x")
     batch = store.begin("a", batch_of(store, "a", short.id))
-    assert short.expires - short.created == 1.0
-    batch.tell(BatchState(status=BatchStatus.COMPLETED, ended=time.time() - 2))
-    time.sleep(1.05)
+    assert short.expires - short.created == 600.0
+    now = time.time()
+    batch.tell(BatchState(status=BatchStatus.COMPLETED, ended=now))
+    monkeypatch.setattr(time, "time", lambda: now + 600.0)
     for ask in (files.get, files.path, files.delete):
         with pytest.raises(NotThere):
             ask(short.id)
@@ -493,6 +497,7 @@ class TestWithoutHardLinks:
     def test_two_nodes_give_a_store_one_id(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The other one has made the file, and writes it a little later."""
         make(tmp_path)
+        monkeypatch.setattr(directory_module, "LOCK_WAIT_S", 60.0)
         mark, theirs = tmp_path / "id", new_id("")
         mark.write_text("")
         writing = threading.Timer(0.1, lambda: mark.write_text(theirs))

@@ -50,17 +50,17 @@ def test_a_sign_of_life_restarts_the_silence() -> None:
 
 
 def test_computing_waiting_stopped_and_killed_processes_are_recognized() -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", "import sys\nsys.stdin.readline()\nwhile True: pass"], stdin=subprocess.PIPE, text=True
-    )
+    code = "import sys\nprint(flush=True)\nsys.stdin.readline()\nwhile True: pass"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         busy = False
         processes = EngineProcesses([child.pid], lambda: busy)
         watched = psutil.Process(child.pid)
         before = processes.computes(0.0)  # since the process started
-        used = cpu_s(watched)
-        while cpu_s(watched) == used and watched.status() != psutil.STATUS_SLEEPING:
-            used = cpu_s(watched)
+        assert child.stdout is not None
+        child.stdout.readline()  # it has started
+        while watched.status() != psutil.STATUS_SLEEPING:
+            pass
         processes.computes(0.0)
         assert before
         assert not processes.computes(1.0)

@@ -98,7 +98,7 @@ def test_the_command_scores_a_file(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.broken_questions = {"broken?"}
     file = write(tmp_path / "in.jsonl", RIGHT, WRONG, RIGHT | {"problem": "broken?"})
     output, svg = tmp_path / "out.json", tmp_path / "plot.svg"
-    options = ("--url", endpoint.url, "--output", str(output), "--plot", str(svg), "--timeout", "5")
+    options = ("--url", endpoint.url, "--output", str(output), "--plot", str(svg), "--timeout", "60")
     done = CliRunner().invoke(app, ["check-prm", str(file), *options])
     assert done.exit_code == 0, done.output
     assert "1.000" in done.output
@@ -114,7 +114,7 @@ def test_the_command_scores_a_file(endpoint: Endpoint, tmp_path: Path) -> None:
 def test_the_command_fails_where_nothing_was_scored(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.broken_questions = {"p?"}
     output = tmp_path / "out.json"
-    options = ("--url", endpoint.url, "--output", str(output), "--timeout", "5")
+    options = ("--url", endpoint.url, "--output", str(output), "--timeout", "60")
     done = CliRunner().invoke(app, ["check-prm", str(write(tmp_path / "in.jsonl", RIGHT)), *options])
     assert done.exit_code == 1
     assert "every request failed" in done.output

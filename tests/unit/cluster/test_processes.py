@@ -11,7 +11,7 @@ from benchmarks.processes import has_ended
 from cluster.launch import processes
 from cluster.launch.processes import no_process_left
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
 PARENT = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
@@ -24,7 +24,7 @@ sys.stdin.read()
 def test_an_orphan_that_ignores_sigterm_is_killed_and_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     monkeypatch.setattr(processes, "FORCE_S", 0.5)
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         with no_process_left() as descendants:
             parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -37,7 +37,7 @@ def test_an_orphan_that_ignores_sigterm_is_killed_and_no_other_process(monkeypat
             parent.stdin.close()
             parent.stdout.close()
             assert orphan.is_running()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not has_ended(orphan) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert has_ended(orphan)

@@ -152,7 +152,7 @@ def test_the_command_compares_the_readers_with_the_vote_over_the_same_solutions(
         "--card",
         str(card_file),
     ]
-    done = CliRunner().invoke(app, ["check-select", str(file), *options, "--timeout", "5"])
+    done = CliRunner().invoke(app, ["check-select", str(file), *options, "--timeout", "60"])
     assert done.exit_code == 0, done.output
     searches = [request["search"] for request in endpoint.requests]
     assert all(search == {"strategy": "picks", "n": 3, "contested": 1.0} for search in searches)

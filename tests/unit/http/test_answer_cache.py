@@ -20,7 +20,7 @@ from search.errors import ScorerError
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
-BY_LETTERS = {"embedding": "http_world:letter_counts", "threshold": 0.9}
+BY_LETTERS = {"embedding": "http_world:letter_counts", "threshold": 0.9, "embedding_timeout_s": 30}
 
 
 def turns(*texts: str) -> list[Json]:

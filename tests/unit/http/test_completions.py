@@ -9,6 +9,7 @@ import pytest
 from http_world import World, generator_is_dead
 
 from search.errors import GeneratorError
+from search.ports import TokenBeamReply, TokenBeamRequest
 from search.token_beam import MAX_WIDTH
 
 pytestmark = pytest.mark.asyncio
@@ -24,9 +25,12 @@ async def post(world: World, body: dict[str, Any]) -> Any:
 async def test_a_beam_past_its_deadline_times_out(make_world: Callable[..., World]) -> None:
     """Whatever error the last replica returns then."""
     world = make_world(limits={"seconds": 0.01})
-    world.generator.gate.clear()
-    world.generator.error = GeneratorError("no reply until its deadline")
-    asyncio.get_running_loop().call_later(0.1, world.generator.gate.set)
+
+    async def late(request: TokenBeamRequest) -> TokenBeamReply:
+        await asyncio.sleep(2 * request.deadline_s)
+        raise GeneratorError("no reply until its deadline")
+
+    world.generator.token_beam = late
     reply = await post(world, GOOD)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
 

@@ -6,14 +6,16 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
 from http_world import World, chat
+from uvicorn.server import ServerState
 
 from deployments.admission import flow, protocol, proxy_flow
 from deployments.admission.flow import PIECE_BYTES, Flow
-from deployments.admission.protocol import BoundedProtocol
+from deployments.admission.protocol import MIN_READ_BYTES_PER_S, STALL_S, BoundedProtocol
 from deployments.admission.proxy_flow import BODY_WINDOW_BYTES, FLOW, REPLY_WINDOW_BYTES, TAKEN, WAKE, ProxyFlow
 
 pytestmark = pytest.mark.asyncio
@@ -174,16 +176,33 @@ async def test_a_reader_that_stops_is_disconnected_and_the_application_learns_of
 
 
 async def test_a_reader_that_reads_slowly_but_fast_enough_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STALL_S", 0.5)
-    async with served(Reply(1 << 15)) as (_, address):
-        reader, writer = await asked(address)
-        read = 0
-        while some := await reader.read(1 << 16):
-            read += len(some)
-            if read % 7 == 0:
-                await asyncio.sleep(0.01)
-        writer.close()
-        assert read > LONG
+    """By a clock that goes on with what is read. One that reads more slowly is not."""
+    loop, seconds, unsent = asyncio.get_running_loop(), 0, LONG
+    begun = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: begun + seconds)
+    transport = Mock(spec=asyncio.Transport)
+    transport.get_extra_info.return_value = None
+    transport.get_write_buffer_size.side_effect = lambda: unsent
+    connection = BoundedProtocol(uvicorn.Config(Reply(1), lifespan="off", log_config=None), ServerState(), {})
+    connection.connection_made(transport)
+    connection._stop_timer()  # no request comes
+
+    async def read(bytes_per_s: int) -> None:
+        nonlocal seconds, unsent
+        connection.pause_writing()
+        for _ in range(3 * int(STALL_S)):
+            seconds += 1
+            unsent -= bytes_per_s
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # what is due by the clock is done by now
+        connection.resume_writing()
+
+    for _ in range(3):
+        await read(MIN_READ_BYTES_PER_S)
+        assert not transport.abort.called
+    await read(MIN_READ_BYTES_PER_S // 2)
+    assert transport.abort.called
+    assert not BoundedProtocol._stalled
 
 
 async def test_past_the_maximum_the_one_that_waits_longest_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

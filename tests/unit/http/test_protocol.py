@@ -88,6 +88,22 @@ class Server:
         self._thread.join(10)
         assert not self._thread.is_alive()
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds its event loop: what is sent within the block arrives together with its connection."""
+        holds, goes_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            holds.set()
+            goes_on.wait(60)
+
+        self._loop.call_soon_threadsafe(hold)
+        assert holds.wait(60)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
     @property
     def connections(self) -> int:
         return len(self._server.server_state.connections)
@@ -122,12 +138,18 @@ def one_reply(connection: socket.socket) -> bytes:
     """Reads one reply, which has a content-length."""
     received = b""
     while b"\r\n\r\n" not in received:
-        received += connection.recv(1)
+        received += _some(connection, 1)
     length = int(received.partition(b"content-length: ")[2].split(b"\r\n")[0])
     while length:
-        part = connection.recv(length)
+        part = _some(connection, length)
         received, length = received + part, length - len(part)
     return received
+
+
+def _some(connection: socket.socket, most: int) -> bytes:
+    part = connection.recv(most)
+    assert part, "the server has closed the connection"
+    return part
 
 
 def json_of(reply: bytes) -> Any:
@@ -166,8 +188,16 @@ def server(running: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def impatient(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Its time begins once a test has sent the first bytes of a connection, however long that takes."""
     monkeypatch.setattr(protocol, "REQUEST_S", 0.2)
     monkeypatch.setattr(protocol, "CHECK_S", 0.1)
+    opened = server.open
+
+    def held_open(*parts: bytes) -> socket.socket:
+        with server.held():
+            return opened(*parts)
+
+    monkeypatch.setattr(server, "open", held_open)
     return server
 
 
@@ -334,7 +364,10 @@ def test_http_1_0_has_no_chunks(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("path", ["/", "/stream", "/slow"])
-def test_a_client_that_has_closed_its_sending_side_gets_its_reply(server: Server, path: str, version: str) -> None:
+def test_a_client_that_has_closed_its_sending_side_gets_its_reply(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, version: str
+) -> None:
+    monkeypatch.setattr(protocol, "CHECK_S", 60.0)  # in which it is not yet asked whether it is there
     with server.open(head(path, LENGTH, version=version) + BODY) as connection:
         connection.shutdown(socket.SHUT_WR)
         time.sleep(0.05)

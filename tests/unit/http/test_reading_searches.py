@@ -9,7 +9,7 @@ from http_world import Letters, World, chat
 from deployments.engines.rewards.execution import ExecutionScorer, ExecutionSettings
 from search.answers.equivalence import AnswerMatcher
 
-PRM = {"family": "execution", "program_seconds": 1.0}
+PRM = {"family": "execution", "program_seconds": 60.0}
 WRONG = "Here:\n```python\ndef f(x):\n    return 2 * x\n```"
 QUESTION = "Write it.\n\n```python\n>>> f(1)\n2\n>>> f(5)\n6\n```"
 

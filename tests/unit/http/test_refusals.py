@@ -1,7 +1,6 @@
 """Errors that the endpoint returns are counted by status and code."""
 
 import asyncio
-import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -54,9 +53,9 @@ def bearer(key: str) -> dict[str, Any]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def clock_ahead(seconds: float) -> SimpleNamespace:
-    """A clock that is ahead by ``seconds``."""
-    return SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+def clock_at(seconds: float) -> SimpleNamespace:
+    """A clock that stands at ``seconds``."""
+    return SimpleNamespace(monotonic=lambda: seconds)
 
 
 @pytest.fixture
@@ -115,6 +114,7 @@ async def test_the_proxy_refuses_a_key_at_its_limits_for_the_announced_time(
     counted.keys.replace([key_record(KEY, KeyLimits(places=1)), key_record(OTHER_KEY)])
     counted.app = ProxyAdmission(counted.app)  # type: ignore[assignment]
     monkeypatch.setitem(admission.RESTS, "owner", 60.0)
+    monkeypatch.setattr(proxy, "time", clock_at(0.0))
     counted.world.generator.gate.clear()
     async with counted.client() as client:
         working = asyncio.create_task(client.post(CHAT, headers=bearer(KEY), json=chat()))
@@ -133,7 +133,7 @@ async def test_the_proxy_refuses_a_key_at_its_limits_for_the_announced_time(
     assert words | {"message": None} == said | {"message": None}
     assert "limits.places" in words["message"]
     assert "limits.places" in said["message"]
-    monkeypatch.setattr(proxy, "time", clock_ahead(2.0))
+    monkeypatch.setattr(proxy, "time", clock_at(float(first.headers["retry-after"])))
     assert await counted.post() == 200
 
 
@@ -147,11 +147,12 @@ async def test_the_proxy_remembers_a_key_per_application() -> None:
 
 async def test_remembered_keys_are_limited_and_expire(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "MOST_RESTING", 2)
+    monkeypatch.setattr(proxy, "time", clock_at(0.0))
     admission = ProxyAdmission(counted.app)
     for name in (b"a", b"b", b"c"):
         admission._listen(MutableHeaders({BACKOFF_HEADER: "owner 0.5 1"}), name)
     assert set(admission._resting) == {b"a", b"b"}
-    monkeypatch.setattr(proxy, "time", clock_ahead(0.6))
+    monkeypatch.setattr(proxy, "time", clock_at(0.6))
     admission._listen(MutableHeaders({BACKOFF_HEADER: "owner 0.5 1"}), b"c")
     assert set(admission._resting) == {b"c"}
 

@@ -264,7 +264,9 @@ async def test_concurrent_followers_are_limited(kept: World, monkeypatch: pytest
     await until_running(kept)
     [shown] = (await get(kept, "/v1/searches")).json()["data"]
     following = [asyncio.create_task(replayed(kept, shown["id"])) for _ in range(MAX_STREAMS)]
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(60):
+        while kept.app.state.endpoint.kept.streams._now.total() < MAX_STREAMS:
+            await asyncio.sleep(0.01)
     refused = await get(kept, f"/v1/searches/{shown['id']}/events")
     assert refused.status_code == 429
     assert "streams of events" in refused.json()["error"]["message"]

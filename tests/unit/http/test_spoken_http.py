@@ -11,6 +11,7 @@ import httpx
 import pytest
 from http_world import World, chat, served
 
+from deployments.admission import protocol
 from deployments.admission.keys import key_record
 
 pytestmark = pytest.mark.asyncio
@@ -73,8 +74,9 @@ async def test_http_1_0_gets_a_stream_without_chunks(world: World) -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_has_closed_its_sending_side_gets_its_answer(
-    world: World, version: str, stream: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, version: str, stream: bool
 ) -> None:
+    monkeypatch.setattr(protocol, "CHECK_S", 60.0)  # in which it is not yet asked whether it is there
     length, content = body(stream=stream)
     async with served(world) as url:
         reply = await raw(url, head(length, version=version) + content, close=True)
@@ -92,7 +94,7 @@ async def test_head_is_get_without_a_body(make_world: MakeWorld) -> None:
             assert got.content
         assert (await client.head("/health")).status_code == 200
         assert (await client.head("/v1/models")).status_code == 401
-    async with served(world) as url, httpx.AsyncClient() as client:
+    async with served(world) as url, httpx.AsyncClient(timeout=60) as client:
         assert (await client.head(f"{url}/health")).status_code == 200
         assert (await client.get(f"{url}/health")).status_code == 200
 

@@ -98,10 +98,8 @@ async def test_a_grouping_ends_with_its_search(worker: Worker, slow: AnswerMatch
 
 
 async def test_a_grouping_ends_at_its_deadline(worker: Worker, slow: AnswerMatcher) -> None:
-    worker.go.clear()
-    began = time.monotonic()
+    worker.go.clear()  # without the deadline, the worker's reply would be an error, after 20 s
     found = await slow.grouping(EXPENSIVE, wait_s=0.05)
-    assert time.monotonic() - began < 5
     assert found.unread == len(EXPENSIVE)
 
 

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from answer_pairs import PAIRS
 
 from search.answers import equivalence
 from search.answers.canonical import Number, as_number, canonical
-from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker
+from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker, Reply
 from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, boxed_answer, extract_answer
+from search.answers.readings import Form
 from search.tools.latex import plain_latex
 
 QUADRATIC_S = 5.0
@@ -357,13 +358,21 @@ for line in sys.stdin:
 """
 
 
+class StubWorker(EquivalenceWorker):
+    """Is given little time for what it hangs on, and for all else as much as a busy machine may take."""
+
+    def evaluated(self, forms: Sequence[Form]) -> Reply:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(equivalence, "REPLY_S", 0.2 if "hang" in str(forms) else 60.0)
+            return super().evaluated(forms)
+
+
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EquivalenceWorker]:
+def stub(tmp_path: Path) -> Iterator[EquivalenceWorker]:
     """A worker that reads "seven" as 7 and nothing else, spends 1.5 s on "slow", and hangs or dies when told to."""
     script = tmp_path / "stub.py"
     script.write_text(STUB)
-    monkeypatch.setattr(equivalence, "REPLY_S", 0.2)
-    worker = EquivalenceWorker(script)
+    worker = StubWorker(script)
     yield worker
     worker.close()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,8 +11,18 @@ from search_fakes import PROMPT, Bench, broken, reward_of, search
 
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
 from search.ports import Child, ChildGroup, ExpandRequest, Lane, StopCondition
+from search.run import runner
 from search.run.environment import Fallback
-from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored, StepsPruned
+from search.run.report import (
+    EventSink,
+    RoundStarted,
+    SearchEvent,
+    SearchFinished,
+    SearchOutcome,
+    SearchStarted,
+    StepScored,
+    StepsPruned,
+)
 from search.run.results import joined
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus, Step, StepEnd
@@ -19,6 +30,18 @@ from search.tree import NodeStatus, Step, StepEnd
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "max_step_tokens": 8}
 BEST = {"strategy": "best_of_n", "n": 6}
 ALL = [{"strategy": "greedy"}, {"strategy": "self_consistency", "n": 5}, BEST, BEAM]
+SECONDS = 60.0
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> EventSink:
+    """Has ``SECONDS`` pass in the event loop once there is an answer, whenever that is."""
+
+    def on_event(event: SearchEvent) -> None:
+        if isinstance(event, StepScored) and event.terminal:
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + SECONDS)
+
+    return on_event
 
 
 def error_of(settings: dict[str, Any], prepare: Callable[[Bench], None], error: type[Exception], **options: Any) -> str:
@@ -102,14 +125,15 @@ def test_a_prefix_is_the_prompt_and_the_path() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency"])
-def test_finished_steps_are_scored_if_the_others_hang(strategy: str) -> None:
+def test_finished_steps_are_scored_if_the_others_hang(strategy: str, hurry: EventSink) -> None:
     """Steps wait to be scored together with others, but only for a limited time: otherwise a deadline would find no
     answer."""
 
     async def main() -> SearchOutcome:
         bench = Bench()
         bench.generator.stall_after = 3
-        return await bench.search({"strategy": strategy, "n": 12, "budget": {"seconds": 2.0}})
+        settings = {"strategy": strategy, "n": 12, "budget": {"seconds": SECONDS}}
+        return await bench.search(settings, on_event=hurry)
 
     outcome = asyncio.run(main())
     assert outcome.stop_reason == "seconds"
@@ -167,8 +191,10 @@ def test_children_are_scored_without_waiting_for_their_siblings() -> None:
 @pytest.mark.parametrize("settings", [{"strategy": "best_of_n"}, {"strategy": "beam_search", "m": 4, "max_depth": 1}])
 @pytest.mark.parametrize("given_back", [0, 8])
 def test_a_scorer_call_waits_until_as_many_have_arrived_as_are_outstanding(
-    settings: dict[str, Any], given_back: int
+    settings: dict[str, Any], given_back: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runner, "SCORE_BATCH_WAIT_S", 60.0)
+
     class InFours:
         """Writes four children at a time, and gives the last ones back at first."""
 
@@ -254,11 +280,11 @@ def test_a_search_out_of_tokens_without_a_finished_path_answers_with_the_best_op
     pytest.fail("no seed has a step of one token")
 
 
-def test_a_search_out_of_time_answers_with_what_it_has() -> None:
+def test_a_search_out_of_time_answers_with_what_it_has(hurry: EventSink) -> None:
     def stall(bench: Bench) -> None:
         bench.generator.stall_after = 5
 
-    _, outcome = with_bench(BEST | {"budget": {"seconds": 0.3}}, stall)
+    _, outcome = with_bench(BEST | {"budget": {"seconds": SECONDS}}, stall, on_event=hurry)
     assert (outcome.stop_reason, outcome.partial) == ("seconds", True)
     assert any(node.status is NodeStatus.FAILED for node in outcome.tree.nodes)
 

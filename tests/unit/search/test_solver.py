@@ -43,8 +43,7 @@ RETENTION = Retention(
 
 
 @pytest.fixture
-async def solver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessSolver]:
-    monkeypatch.setattr(solver_module, "SOLVE_S", 5.0)
+async def solver() -> AsyncIterator[ProcessSolver]:
     solver = ProcessSolver()
     yield solver
     await asyncio.to_thread(solver.close)
@@ -83,22 +82,42 @@ async def test_a_stopped_worker_times_out(solver: ProcessSolver, monkeypatch: py
     assert not child.is_running()
 
 
-async def test_cancelled_problems_do_not_hold_up_the_next(solver: ProcessSolver) -> None:
+async def test_cancelled_problems_do_not_hold_up_the_next(
+    solver: ProcessSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await solver.start()
+    exchange = solver._worker.exchange
+    sent: list[bytes] = []
+    cancelled = threading.Event()
+
+    def exchanged(line: bytes, timeout_s: float) -> bytes:
+        """Gives up early what hangs, and is not ready for the next before all are cancelled."""
+        sent.append(line)
+        try:
+            return exchange(line, 0.5 if b"hangs" in line else timeout_s)
+        finally:
+            cancelled.wait()
+
+    monkeypatch.setattr(solver._worker, "exchange", exchanged)
     waiting = [asyncio.create_task(solver.solve(Problem(hangs, None, None))) for _ in range(20)]
-    await asyncio.sleep(0)
+    while not sent:
+        await asyncio.sleep(0.001)
     for task in waiting:
         task.cancel()
-    started = time.monotonic()
+    await asyncio.wait(waiting)
+    cancelled.set()
     assert await solver.solve(Problem(doubled, 3, fallback=0)) == 6
-    assert time.monotonic() - started < 20.0
+    assert [b"hangs" in line for line in sent] == [True, False]
 
 
-async def test_closing_ends_the_worker_at_once() -> None:
+async def test_closing_ends_the_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     solver = ProcessSolver()
     child = psutil.Process(await solver.solve(Problem(pid, None, None)))
+    exchange, sent = solver._worker.exchange, threading.Event()
+    monkeypatch.setattr(solver._worker, "exchange", lambda *asked: sent.set() or exchange(*asked))
     hanging = asyncio.create_task(solver.solve(Problem(hangs, None, fallback="closed")))
-    await asyncio.sleep(0.2)
+    while not sent.is_set():
+        await asyncio.sleep(0.001)
     started = time.monotonic()
     await asyncio.to_thread(solver.close)
     assert await hanging == "closed"
